@@ -1,0 +1,116 @@
+"""The command line: `tpufeed COMMAND ...`, the same as `python -m pipeline COMMAND ...`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from pipeline import __version__
+from pipeline.config import NOT_YET, UsageError, make_ingest_config, make_parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      argv: the arguments, without the program's name; None for those of the process.
+
+    Returns:
+      The exit code: 0 done, 2 wrong from the arguments alone, 1 anything else.
+    """
+    parser = make_parser()
+    args, rest = parser.parse_known_args(argv)
+    if args.version:
+        print(f"tpufeed {__version__}")
+        return 0
+    if args.command is None:
+        parser.error("no command: give one of ingest, verify, inspect")
+    try:
+        if rest and args.command != "ingest" and args.command not in NOT_YET:
+            raise UsageError(f"{rest[0]}: tpufeed {args.command} has no such argument")
+        return _run_command(args, rest)
+    except Exception as error:
+        if args.debug:
+            traceback.print_exc()
+        # One line, whatever a name in it holds: control characters would drive the terminal.
+        text = " ".join(str(error).split()) or type(error).__name__
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        expected = isinstance(error, (ValueError, OSError, RuntimeError))
+        kind = "" if expected else f"{type(error).__name__}: "
+        print(f"tpufeed {args.command}: error: {kind}{text}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
+    if args.command in NOT_YET:
+        raise UsageError(f"not yet available in tpufeed {__version__}")
+    if args.command == "ingest":
+        return _ingest(args, rest)
+    if args.command == "verify":
+        return _verify(args)
+    return _inspect(args)
+
+
+def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
+    config = make_ingest_config(args)
+    remote = any("runner" in arg.lower() and "dataflow" in arg.lower() for arg in beam_args)
+    # Dataflow's job id is printed at INFO; the local runner's INFO is of no use to anyone.
+    logging.basicConfig(level=logging.INFO if remote else logging.WARNING)
+    from pipeline.ingest import ingest_images
+    from pipeline.summary import describe_manifest
+
+    manifest = ingest_images(config, beam_args)
+    print(describe_manifest(manifest, directory=config.output))
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    if args.leakage:
+        raise UsageError("--leakage: not yet available")
+    from pipeline.verify import verify_dataset
+
+    findings = verify_dataset(
+        args.directory,
+        depth="quick" if args.quick else "deep" if args.deep else "full",
+        sources=args.sources or 0,
+    )
+    for finding in findings:
+        print(finding, file=sys.stderr)
+    if findings:
+        print(f"tpufeed verify: {args.directory}: {len(findings)} finding(s)", file=sys.stderr)
+    else:
+        print(f"{args.directory}: whole")
+    return 1 if findings else 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    if args.save and args.record is None:
+        raise UsageError("--save: needs --record, whose picture is saved")
+    from pipeline.summary import inspect_dataset
+
+    print(
+        inspect_dataset(
+            args.directory,
+            split=args.split,
+            record=args.record,
+            save=args.save,
+            as_json=args.json,
+        )
+    )
+    return 0
+
+
+def _exit() -> None:
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # After a dead worker the runner's threads wait for ever; nothing is left to be done.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _exit()

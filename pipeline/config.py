@@ -1,0 +1,355 @@
+"""Frozen, checked configurations, and the argument parser that makes them.
+
+Imports nothing heavy, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NoReturn
+
+from transforms.example import SCHEMAS
+from transforms.files import is_remote
+from transforms.image import ENCODINGS, RESIZE_MODES, PixelPolicy
+from transforms.records import IDX_PREFIX, Grouping, Input
+from transforms.shards import SPLIT_NAME, Weights, check_weights
+
+DUPLICATE_MODES = ("keep", "together", "drop")
+_SIZE = re.compile(r"(\d+)(?:x(\d+))?")
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
+_GIVEN_SPLIT = re.compile(r"([A-Za-z0-9_]+)=(.*)", re.DOTALL)
+# What IDX files hold is small, gray and spoilt by JPEG.
+_IDX_DEFAULTS = {"image_size": "28", "channels": 1, "encoding": "png"}
+_DEFAULTS = {"image_size": "224", "channels": 3, "encoding": "jpeg"}
+
+
+class UsageError(ValueError):
+    """The arguments alone are wrong: exit code 2."""
+
+
+@dataclasses.dataclass(frozen=True)
+class IngestConfig:
+    """What `tpufeed ingest` is to do.
+
+    Attributes:
+      inputs: what is read; local patterns are absolute.
+      output: the data set's folder.
+      root: keys are paths relative to it; None for the longest common folder.
+      pixels: what becomes of the pixels.
+      schema: one of example.SCHEMAS.
+      weights: shares of the splits; add up to 1.
+      weights_given: whether --split was given, so that given splits are a contradiction.
+      split_by: what the split is hashed by.
+      seed: of every hash.
+      shards: total over the splits, or None for shard_size.
+      shard_size: bytes that a shard should have.
+      class_names: file with one label a line, or a dataset.json; None for the sorted labels.
+      known_labels: what class_names holds, once read.
+      new_classes: "reject" or "append".
+      label_offset: added to the class ids that are stored.
+      max_reject_rate: share of the inputs that may be rejected, 0 to 1.
+      exclude: file of keys and sha256 that must not come in.
+      overwrite: whether a data set in `output` may be replaced.
+      threads: read and decode at once in a shard; None for one a core.
+    """
+
+    inputs: tuple[Input, ...]
+    output: str
+    root: str | None = None
+    pixels: PixelPolicy = PixelPolicy()
+    schema: str = "flowers"
+    weights: Weights = (("train", Fraction(1)),)
+    weights_given: bool = False
+    split_by: Grouping = Grouping()
+    seed: int = 0
+    shards: int | None = None
+    shard_size: int = 128_000_000
+    class_names: str | None = None
+    known_labels: tuple[str, ...] | None = None
+    new_classes: str = "reject"
+    label_offset: int = 0
+    max_reject_rate: float = 0.01
+    exclude: str | None = None
+    overwrite: bool = False
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks what the fields say about each other.
+
+        Raises:
+          UsageError: names the flag, the value, what is allowed and the remedy.
+        """
+        given = [source for source in self.inputs if source.split]
+        if not self.inputs:
+            raise UsageError("--input: give at least one glob, CSV or idx:DIR")
+        if given and len(given) < len(self.inputs):
+            raise UsageError("--input: give SPLIT= to every --input or to none")
+        if self.weights_given and (given or any(s.kind == "idx" for s in self.inputs)):
+            raise UsageError("--split: the inputs already have their splits; drop one of the two")
+        if any(source.split and source.kind == "idx" for source in self.inputs):
+            raise UsageError("--input SPLIT=idx:DIR: IDX files bring their splits; drop SPLIT=")
+        if self.split_by.kind == "column" and any(s.kind != "csv" for s in self.inputs):
+            raise UsageError("--split-by column:NAME: only CSV inputs have columns")
+        if self.pixels.encoding == "raw" and self.schema != "flowers":
+            raise UsageError(f"--encoding raw: only with --schema flowers, not {self.schema}")
+        for flag, value, low in (
+            ("--shards", self.shards, 1),
+            ("--shard-size", self.shard_size, 1),
+            ("--seed", self.seed, 0),
+            ("--label-offset", self.label_offset, 0),
+        ):
+            if value is not None and value < low:
+                raise UsageError(f"{flag} {value}: must be {low} or more")
+        if not 0 <= self.max_reject_rate <= 1:
+            raise UsageError(f"--max-reject-rate {self.max_reject_rate:g}: allowed are 0 to 1")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that are sure to be in the data set, be they empty."""
+        if any(source.split or source.kind != "glob" for source in self.inputs):
+            return tuple(sorted({source.split for source in self.inputs} - {""}))
+        return tuple(name for name, _ in self.weights)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the configuration as it stands in dataset.json."""
+        record = dataclasses.asdict(self)
+        record["weights"] = {name: str(weight) for name, weight in self.weights}
+        for name in ("weights_given", "known_labels", "overwrite", "threads"):
+            del record[name]
+        return record
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors on one line, with the remedy; no abbreviated flags."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
+        )
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command line."""
+    parser = _Parser(prog="tpufeed", description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument("--version", action="store_true", help="print the version and end")
+    parser.add_argument("--debug", action="store_true", help="print a traceback with an error")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    _add_ingest(commands)
+    verify = commands.add_parser("verify", help="check a data set; 0 = whole, 1 = not")
+    verify.add_argument("directory", metavar="DIR")
+    depth = verify.add_mutually_exclusive_group()
+    depth.add_argument("--quick", action="store_true", help="names, sizes and index counts only")
+    depth.add_argument("--deep", action="store_true", help="decode every picture as well")
+    verify.add_argument(
+        "--sources", type=int, metavar="K", help="re-read K sources by an independent path"
+    )
+    verify.add_argument("--leakage", action="store_true", help="not yet available")
+    inspect = commands.add_parser("inspect", help="show a data set, or one record of it")
+    inspect.add_argument("directory", metavar="DIR")
+    inspect.add_argument("--split", metavar="S", help="only this split")
+    inspect.add_argument("--record", type=int, metavar="K", help="one record, from 0")
+    inspect.add_argument("--save", metavar="FILE", help="write the record's picture there")
+    inspect.add_argument("--json", action="store_true", help="print JSON")
+    for command in commands.choices.values():
+        command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
+    for name in NOT_YET:
+        commands.add_parser(name, help="not yet available", add_help=False)
+    return parser
+
+
+NOT_YET = ("plan", "report", "devices", "train", "launch")
+_DESCRIPTION = """\
+Turn a glob of images into sharded TFRecords with Apache Beam, and prove that they are right."""
+_EPILOG = """\
+example:
+  tpufeed ingest --input 'photos/*/*.jpg' --output records --split train=0.9,validation=0.1
+  tpufeed verify records
+  tpufeed inspect records
+
+Exit codes: 0 done, 2 wrong from the arguments alone, 1 anything else."""
+_INGEST_EPILOG = """\
+PATTERN is
+  a glob, local or gs://; the label is the parent folder's name. Wildcards are * (stops at /),
+    ** (does not), ? and [...]. Quote it, or the shell expands it.
+  a glob ending in .csv; its header is path,label[,split][,key][,more], paths are relative to the
+    file. Further columns become features: bytes, or NAME:int, NAME:float.
+  idx:DIR, a folder with the four files of MNIST; idx:mnist gets them on first use.
+
+Any option of Beam's can follow, such as --runner=DataflowRunner or --direct_num_workers=2
+--direct_running_mode=multi_processing. The local runner is one process with a thread a core."""
+
+
+def _add_ingest(commands: Any) -> None:
+    parser = commands.add_parser(
+        "ingest", help="images to sharded TFRecords", epilog=_INGEST_EPILOG
+    )
+    add = parser.add_argument
+    add("--input", action="append", required=True, metavar="[SPLIT=]PATTERN", help="see below")
+    add("--output", required=True, metavar="DIR", help="a new or empty folder, local or gs://")
+    add("--root", metavar="DIR", help="keys are paths relative to it (default: common folder)")
+    add("--image-size", metavar="N|WxH", help="pixels (default 224; idx: 28)")
+    add("--resize-mode", default="cover", metavar="MODE", help=_choices(RESIZE_MODES, "cover"))
+    add("--channels", type=int, metavar="N", help="3 or 1 (default 3; idx: 1)")
+    add("--encoding", metavar="E", help=_choices(ENCODINGS, "jpeg; idx: png"))
+    add("--quality", type=int, default=90, metavar="Q", help="of JPEG, 1 to 100 (90)")
+    add("--schema", default="flowers", metavar="S", help=_choices(SCHEMAS, "flowers"))
+    add("--split", metavar="NAME=SHARE,...", help="shares by hash; add up to 1 (train=1)")
+    add("--split-by", default="key", metavar="BY", help="key, group:REGEX or column:NAME (key)")
+    add("--seed", type=int, default=0, metavar="N", help="of the hash (0)")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--shards", type=int, metavar="N", help="total over the splits")
+    size.add_argument("--shard-size", default="128MB", metavar="BYTES", help="aim (128MB)")
+    add("--class-names", metavar="FILE", help="one a line, or another dataset.json; order = id")
+    add("--new-classes", default="reject", metavar="M", help="reject or append (reject)")
+    add("--label-offset", type=int, default=0, metavar="N", help="added to stored ids (0)")
+    add("--background", default="255,255,255", metavar="R,G,B", help="under alpha and padding")
+    add("--max-pixels", type=int, default=178_956_970, metavar="N", help="larger: too_large")
+    add("--max-reject-rate", type=float, default=0.01, metavar="R", help="0 to 1 (0.01)")
+    add("--duplicates", default="keep", metavar="M", help="keep; together and drop: not yet")
+    add("--exclude", metavar="FILE", help="keys or source sha256, one a line, to leave out")
+    add("--overwrite", action="store_true", help="replace the data set in --output")
+    add("--resume", action="store_true", help="not yet available")
+
+
+def _choices(names: Sequence[str], default: str) -> str:
+    return f"{', '.join(names)} ({default})"
+
+
+def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
+    """Returns the checked configuration.
+
+    Raises:
+      UsageError: the arguments are wrong.
+    """
+    if args.resume:
+        raise UsageError("--resume: not yet available; use --overwrite to begin again")
+    _one_of("--duplicates", args.duplicates, DUPLICATE_MODES)
+    if args.duplicates != "keep":
+        raise UsageError(f"--duplicates {args.duplicates}: not yet available; use keep")
+    _one_of("--new-classes", args.new_classes, ("reject", "append"))
+    _one_of("--schema", args.schema, SCHEMAS)
+    if args.new_classes == "append" and not args.class_names:
+        raise UsageError("--new-classes append: needs --class-names, to append to")
+    inputs = tuple(map(_parse_input, args.input))
+    all_idx = all(source.kind == "idx" for source in inputs)
+    defaults = _IDX_DEFAULTS if all_idx else _DEFAULTS
+    width, height = _parse_image_size(args.image_size or defaults["image_size"])
+    try:
+        pixels = PixelPolicy(
+            width=width,
+            height=height,
+            mode=args.resize_mode,
+            channels=defaults["channels"] if args.channels is None else args.channels,
+            encoding=args.encoding or defaults["encoding"],
+            quality=args.quality,
+            background=_parse_background(args.background),
+            max_pixels=args.max_pixels,
+        )
+        weights = _parse_weights(args.split or "train=1")
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return IngestConfig(
+        inputs=inputs,
+        output=_absolute(args.output),
+        root=_absolute(args.root) if args.root else None,
+        pixels=pixels,
+        schema=args.schema,
+        weights=weights,
+        weights_given=args.split is not None,
+        split_by=_parse_grouping(args.split_by),
+        seed=args.seed,
+        shards=args.shards,
+        shard_size=_parse_bytes(args.shard_size),
+        class_names=args.class_names,
+        new_classes=args.new_classes,
+        label_offset=args.label_offset,
+        max_reject_rate=args.max_reject_rate,
+        exclude=_absolute(args.exclude) if args.exclude else None,
+        overwrite=args.overwrite,
+    )
+
+
+def _one_of(flag: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{flag} {value}: allowed are {', '.join(allowed)}")
+
+
+def _absolute(path: str) -> str:
+    return path if is_remote(path) else os.path.abspath(os.path.expanduser(path))
+
+
+def _parse_input(text: str) -> Input:
+    """[SPLIT=]PATTERN; a pattern that begins like a split can be written ./a=b/*.jpg."""
+    split, pattern = "", text
+    if found := _GIVEN_SPLIT.fullmatch(text):
+        split, pattern = found.groups()
+        if not SPLIT_NAME.fullmatch(split):
+            raise UsageError(f"--input {text}: {split!r} is no name for a split")
+    if not pattern:
+        raise UsageError(f"--input {text!r}: the pattern is empty")
+    if pattern.startswith(IDX_PREFIX):
+        folder = pattern.removeprefix(IDX_PREFIX)
+        if not folder:
+            raise UsageError("--input idx: names no folder; give idx:DIR or idx:mnist")
+        pattern = pattern if folder == "mnist" else IDX_PREFIX + _absolute(folder)
+        return Input(pattern, split)
+    return Input(_absolute(pattern), split)
+
+
+def _parse_image_size(text: str) -> tuple[int, int]:
+    found = _SIZE.fullmatch(text)
+    if not found:
+        raise UsageError(f"--image-size {text}: must be N or WIDTHxHEIGHT, as in 224 or 320x240")
+    return int(found[1]), int(found[2] or found[1])
+
+
+def _parse_background(text: str) -> tuple[int, int, int]:
+    levels = text.split(",")
+    if len(levels) != 3 or not all(level.isdecimal() for level in levels):
+        raise UsageError(f"--background {text}: must be R,G,B, each 0 to 255, as in 255,255,255")
+    return int(levels[0]), int(levels[1]), int(levels[2])
+
+
+def _parse_weights(text: str) -> Weights:
+    weights = []
+    for part in text.split(","):
+        name, _, share = part.partition("=")
+        try:
+            weights.append((name.strip(), Fraction(share)))
+        except (ValueError, ZeroDivisionError) as error:
+            raise UsageError(
+                f"--split {text}: {part!r} is no NAME=SHARE, as in train=0.8,validation=0.2"
+            ) from error
+    try:
+        return check_weights(weights)
+    except ValueError as error:
+        raise UsageError(f"--split {text}: {error}") from error
+
+
+def _parse_grouping(text: str) -> Grouping:
+    kind, _, value = text.partition(":")
+    if text != "key" and (kind not in ("group", "column") or not value):
+        raise UsageError(f"--split-by {text}: allowed are key, group:REGEX, column:NAME")
+    if kind == "group":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise UsageError(f"--split-by {text}: no regular expression: {error}") from error
+    return Grouping(kind, value)
+
+
+def _parse_bytes(text: str) -> int:
+    found = _BYTES.fullmatch(text.strip())
+    if not found:
+        raise UsageError(f"--shard-size {text}: must be a size such as 128MB, 64MiB or 1GB")
+    number, prefix, binary = found.groups()
+    power = "kmgt".index(prefix.lower()) + 1 if prefix else 0
+    return int(Fraction(number) * (1024 if binary else 1000) ** power)

@@ -1,0 +1,205 @@
+"""`tpufeed inspect`: what a data set holds, or one record of it by random access."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from transforms import files
+from transforms.example import parse_example, read_record
+from transforms.manifest import DUPLICATES, INDEX_FOLDER, Manifest, Shard, load_manifest
+from transforms.shards import SHARD_SUFFIX
+
+
+def describe_manifest(manifest: Manifest, *, directory: str) -> str:
+    """Returns some lines for a person: records by split and class, shards, rejects."""
+    size = manifest.image_size
+    pictures = f"{size[1]}x{size[0]}" if size else "of varying size"
+    lines = [
+        f"{directory}: {manifest.records} records, {len(manifest.labels)} classes, "
+        f"{pictures}, {manifest.channels} channel(s), {manifest.encoding}, schema {manifest.schema}"
+    ]
+    names = list(manifest.splits)
+    width = max([5, *(len(_shown(label)) for label in manifest.labels)])
+    rows = [
+        [_shown(label), *(str(manifest.splits[s].classes[label]) for s in names)]
+        for label in manifest.labels[:50]
+    ]
+    if len(manifest.labels) > 50:
+        rows.append([f"... {len(manifest.labels) - 50} more", *("" for _ in names)])
+    rows.append(["total", *(str(manifest.splits[s].records) for s in names)])
+    rows.append(["shards", *(str(len(manifest.splits[s].shards)) for s in names)])
+    rows.append(["MB", *(f"{_bytes(manifest, s) / 1e6:.1f}" for s in names)])
+    for row in [["class", *names], *rows]:
+        cells = "".join(f"{cell:>{max(12, len(s) + 2)}}" for cell, s in zip(row[1:], names, strict=True))
+        lines.append(f"  {row[0]:<{width}}{cells}")
+    rejects = ", ".join(f"{reason} {n}" for reason, n in manifest.rejects.items()) or "none"
+    lines.append(f"  rejects: {rejects}; system files skipped: {manifest.skipped}")
+    if manifest.channel_mean and manifest.channel_std:
+        mean = " ".join(f"{value:.4f}" for value in manifest.channel_mean)
+        std = " ".join(f"{value:.4f}" for value in manifest.channel_std)
+        lines.append(f"  channel mean: {mean}; standard deviation: {std}")
+    lines.append(f"  fingerprint: {manifest.fingerprint}")
+    return "\n".join(lines)
+
+
+def _shown(text: str) -> str:
+    text = text if len(text) <= 40 else text[:37] + "..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _bytes(manifest: Manifest, split: str) -> int:
+    return sum(shard.bytes for shard in manifest.splits[split].shards)
+
+
+def inspect_dataset(
+    directory: str,
+    *,
+    split: str | None = None,
+    record: int | None = None,
+    save: str | None = None,
+    as_json: bool = False,
+) -> str:
+    """Returns what `tpufeed inspect` prints.
+
+    Args:
+      directory: the data set.
+      split: only this split; for one record, the first split by default.
+      record: number of a record in the split, from 0, in file order; None for a summary.
+      save: file that the record's picture is written to, as it is stored.
+      as_json: machine-readable.
+
+    Raises:
+      ValueError: no complete data set, no such split, no such record.
+    """
+    manifest = load_manifest(directory)
+    if split is not None and split not in manifest.splits:
+        raise ValueError(f"--split {split}: {directory} has {', '.join(manifest.splits)}")
+    if record is None:
+        return _summary(manifest, directory, split, as_json)
+    chosen = split or next((s for s in manifest.splits if manifest.splits[s].records), "")
+    facts, image = read_one(directory, manifest, split=chosen, record=record)
+    if save:
+        with open(save, "wb") as file:
+            file.write(_as_picture(image, manifest, facts))
+        facts["saved"] = save
+    if as_json:
+        return json.dumps(facts, indent=1)
+    return "\n".join(f"{name}: {_shown_value(value)}" for name, value in facts.items())
+
+
+def _summary(manifest: Manifest, directory: str, split: str | None, as_json: bool) -> str:
+    duplicates = files.read_file(files.join(directory, DUPLICATES)).splitlines()
+    conflicts = sum(len(set(json.loads(line)["labels"])) > 1 for line in duplicates)
+    if as_json:
+        names = [split] if split else list(manifest.splits)
+        return json.dumps(
+            {
+                "directory": directory,
+                "records": sum(manifest.splits[s].records for s in names),
+                "labels": manifest.labels,
+                "label_offset": manifest.label_offset,
+                "schema": manifest.schema,
+                "encoding": manifest.encoding,
+                "channels": manifest.channels,
+                "image_size": manifest.image_size,
+                "splits": {
+                    s: {
+                        "records": manifest.splits[s].records,
+                        "shards": len(manifest.splits[s].shards),
+                        "bytes": _bytes(manifest, s),
+                        "classes": manifest.splits[s].classes,
+                    }
+                    for s in names
+                },
+                "rejects": manifest.rejects,
+                "skipped": manifest.skipped,
+                "duplicates": len(duplicates),
+                "label_conflicts": conflicts,
+                "channel_mean": manifest.channel_mean,
+                "channel_std": manifest.channel_std,
+                "fingerprint": manifest.fingerprint,
+            },
+            indent=1,
+        )
+    text = describe_manifest(manifest, directory=directory)
+    text += f"\n  contents under several keys: {len(duplicates)}, with several labels: {conflicts}"
+    if split is None:
+        return text
+    shards = manifest.splits[split].shards
+    return "\n".join([text, *(f"  {s.name}: {s.records} records, {s.bytes} bytes" for s in shards)])
+
+
+def locate(manifest: Manifest, *, split: str, record: int) -> tuple[Shard, int]:
+    """Returns the shard that holds a split's record, and its number there.
+
+    Raises:
+      ValueError: the split has no such record.
+    """
+    total = manifest.splits[split].records if split else 0
+    if not 0 <= record < total:
+        raise ValueError(f"--record {record}: split {split!r} has records 0 to {total - 1}")
+    for shard in manifest.splits[split].shards:
+        if record < shard.records:
+            return shard, record
+        record -= shard.records
+    raise AssertionError("shards hold fewer records than their split")
+
+
+def read_one(
+    directory: str, manifest: Manifest, *, split: str, record: int
+) -> tuple[dict[str, Any], bytes]:
+    """Reads one record through index/, without reading those before it.
+
+    Returns:
+      What is known of it, and its picture as stored.
+    """
+    import pyarrow.parquet
+
+    shard, number = locate(manifest, split=split, record=record)
+    stem = shard.name.removesuffix(SHARD_SUFFIX)
+    index = files.read_file(files.join(directory, INDEX_FOLDER, stem + ".parquet"))
+    row = pyarrow.parquet.read_table(io.BytesIO(index)).slice(number, 1).to_pylist()[0]
+    with files.open_file(files.join(directory, shard.name)) as file:
+        file.seek(row["offset"])
+        framed = file.read(row["size"])
+    features = parse_example(framed[12:-4])
+    parts = read_record(features, schema=manifest.schema)
+    if parts.key != row["key"]:
+        raise ValueError(
+            f"{shard.name}, record {number}: its key is {parts.key!r}, index/ says {row['key']!r}: "
+            "run tpufeed verify"
+        )
+    facts = {
+        "split": split,
+        "record": record,
+        "shard": shard.name,
+        "record_in_shard": number,
+        **row,
+        "features": {
+            name: [v.decode(errors="replace") if isinstance(v, bytes) else v for v in values]
+            for name, (_, values) in sorted(features.items())
+            if values != [parts.image]
+        },
+        "image_bytes": len(parts.image),
+    }
+    return facts, parts.image
+
+
+def _as_picture(image: bytes, manifest: Manifest, facts: dict[str, Any]) -> bytes:
+    """Returns the stored picture; raw pixels as PNG, since nothing else could open them."""
+    if manifest.encoding != "raw":
+        return image
+    from PIL import Image
+
+    height, width = facts["features"]["size"]
+    mode = "RGB" if manifest.channels == 3 else "L"
+    buffer = io.BytesIO()
+    Image.frombytes(mode, (width, height), image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _shown_value(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

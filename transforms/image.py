@@ -1,0 +1,494 @@
+"""Bytes to bytes, and the geometry applied: sniff, decode, orient, resize, encode.
+
+Pixels are touched here and nowhere else. Pillow is the decoder; docs/pixels.md has the policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import re
+import warnings
+
+import numpy as np
+from PIL import Image, ImageColor
+
+from transforms.records import Geometry, ImageError, PreparedImage
+
+RESIZE_MODES = ("cover", "contain", "pad", "stretch", "shortest", "longest", "none")
+ENCODINGS = ("jpeg", "png", "raw", "original")
+# Modes after which every picture has the size that was asked for.
+FIXED_SIZE_MODES = ("cover", "pad", "stretch")
+LARGEST_SIDE = 16_384
+_JPEG_LARGEST_SIDE = 65_500  # JPEG_MAX_DIMENSION in libjpeg's jmorecfg.h
+
+# A scaled (DCT) decode leaves at least this many times the pixels that the resize needs. Measured
+# on 32 photographs of 2 to 12 megapixels: benchmarks/pixel_agreement.py.
+_DCT_MARGIN = 2
+
+_ORIENTATION = 0x0112  # EXIF 2.3, tag 274
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),
+    (b"MM\0+", "TIFF"),
+)
+_FOREIGN_SIGNATURES = (
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"8BPS", "PSD"),
+    (b"\0\0\1\0", "ICO"),
+    (b"\0\0\2\0", "CUR"),
+    (b"icns", "ICNS"),
+    (b"qoif", "QOI"),
+    (b"DDS ", "DDS"),
+    (b"v/1\1", "OpenEXR"),
+    (b"SIMPLE  =", "FITS"),
+    (b"#?RADIANCE", "Radiance HDR"),
+    (b"%PDF", "PDF"),
+    (b"%!PS", "PostScript"),
+)
+_AVIF_BRANDS = (b"avif", b"avis")
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelPolicy:
+    """What becomes of a picture's pixels.
+
+    Attributes:
+      width: target width in pixels.
+      height: target height in pixels.
+      mode: one of RESIZE_MODES.
+      channels: 3 for RGB, 1 for gray.
+      encoding: one of ENCODINGS.
+      quality: of JPEG, 1 to 100.
+      background: RGB that shows through alpha and fills the bars of "pad".
+      max_pixels: a larger source or result is rejected as too_large.
+    """
+
+    width: int = 224
+    height: int = 224
+    mode: str = "cover"
+    channels: int = 3
+    encoding: str = "jpeg"
+    quality: int = 90
+    background: tuple[int, int, int] = (255, 255, 255)
+    max_pixels: int = 178_956_970
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+          ValueError: a field is out of range; names the flag, the value and what is allowed.
+        """
+        _check_choice("--resize-mode", self.mode, RESIZE_MODES)
+        _check_choice("--encoding", self.encoding, ENCODINGS)
+        _check_choice("--channels", self.channels, (3, 1))
+        for side in (self.width, self.height):
+            _check_range("--image-size", side, 1, LARGEST_SIDE)
+        _check_range("--quality", self.quality, 1, 100)
+        _check_range("--max-pixels", self.max_pixels, 1, 2**40)
+        for level in self.background:
+            _check_range("--background", level, 0, 255)
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether every picture comes out as height x width."""
+        return self.mode in FIXED_SIZE_MODES
+
+
+def _check_choice(flag: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{flag} {value}: allowed are {', '.join(map(str, allowed))}")
+
+
+def _check_range(flag: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{flag} {value}: allowed are {low} to {high}")
+
+
+def sniff_format(data: bytes) -> str:
+    """Returns "JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF" or "AVIF", by content alone.
+
+    Raises:
+      ImageError: zero_byte, unsupported_format (a known format that is not accepted) or
+        unidentified.
+    """
+    if not data:
+        raise ImageError("zero_byte", "the file is empty")
+    for signature, name in _SIGNATURES:
+        if data.startswith(signature):
+            return name
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    if data[4:8] == b"ftyp":
+        # ISO 14496-12: major brand, minor version, then the compatible brands.
+        length = min(int.from_bytes(data[:4], "big"), 256)
+        brands = [data[8:12], *(data[i : i + 4] for i in range(16, length, 4))]
+        if any(brand in _AVIF_BRANDS for brand in brands):
+            return "AVIF"
+        raise ImageError("unsupported_format", f"ISO media file, brand {brands[0]!r}")
+    for signature, name in _FOREIGN_SIGNATURES:
+        if data.startswith(signature):
+            raise ImageError("unsupported_format", name)
+    if data[:1] == b"P" and data[1:2] in b"1234567" and data[2:3].isspace():
+        raise ImageError("unsupported_format", "PNM")
+    raise ImageError("unidentified", f"no image format begins with {data[:8]!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodedImage:
+    """A source, upright and 8 bit.
+
+    Attributes:
+      image: RGB or L; smaller than width x height where a scaled decode was enough.
+      width: of the upright source, in pixels.
+      height: of the upright source, in pixels.
+      orientation: the EXIF orientation that was undone.
+      plain: the bytes are a JPEG that any reader decodes to these very pixels.
+    """
+
+    image: Image.Image
+    width: int
+    height: int
+    orientation: int
+    plain: bool
+
+
+def decode_image(data: bytes, *, policy: PixelPolicy) -> DecodedImage:
+    """Decodes a whole file, upright, 8 bit, RGB or gray by the policy.
+
+    Large JPEGs may come out at a half, a quarter or an eighth of their size, but never with less
+    than twice the pixels a side that the policy's resize needs.
+
+    Raises:
+      ImageError: the bytes are no whole image of an accepted kind.
+    """
+    format_ = sniff_format(data)
+    _set_pillow_limit(policy)
+    try:
+        source, size, turned = _load(data, format_, policy)
+    except ImageError:
+        raise
+    except Image.UnidentifiedImageError as error:
+        raise ImageError("unidentified", f"{format_}: {_one_line(error)}") from error
+    except (MemoryError, Image.DecompressionBombError) as error:
+        raise ImageError("too_large", f"{format_}: {_one_line(error)}") from error
+    except Exception as error:
+        # Decoders raise whatever their parsing trips over (struct.error, KeyError, SyntaxError,
+        # ZeroDivisionError ...). This is the one place where any of it means "a bad file".
+        reason = "truncated" if "truncated" in str(error).lower() else "corrupt"
+        raise ImageError(reason, f"{format_}: {_one_line(error)}") from error
+    orientation = _orientation_of(source)
+    image = _to_eight_bit(source, policy)
+    if orientation != 1:
+        image = image.transpose(_UPRIGHT[orientation])
+        size = size[::-1] if orientation >= 5 else size
+    plain = source.format == "JPEG" and orientation == 1 and source.mode == _mode(policy)
+    return DecodedImage(image, *size, orientation=turned or orientation, plain=plain)
+
+
+def _load(
+    data: bytes, format_: str, policy: PixelPolicy
+) -> tuple[Image.Image, tuple[int, int], int]:
+    """Returns the decoded file, its size before any scaled decode, and, for TIFF, the orientation
+    that Pillow undoes by itself while it loads (0 for none).
+    """
+    if format_ == "AVIF":
+        _check_pixels(*_avif_size(data), policy)
+    source = Image.open(io.BytesIO(data), formats=[format_])
+    _check_pixels(*source.size, policy)
+    size = source.size
+    turned = _orientation_of(source) if format_ == "TIFF" else 0
+    if format_ == "JPEG":
+        source.draft(None, _dct_request(size, policy))
+    # The whole file is decoded before its EXIF is asked for: for PNG, asking would decode as well
+    # and hide an error.
+    source.load()
+    if format_ != "JPEG":
+        size = source.size
+        _check_pixels(*size, policy)
+    return source, size, turned
+
+
+def _set_pillow_limit(policy: PixelPolicy) -> None:
+    # One limit, --max-pixels. Pillow refuses above twice its own, from the header or the first
+    # frame's, and warns above once; the warning would come for pictures that are welcome here.
+    Image.MAX_IMAGE_PIXELS = policy.max_pixels / 2  # type: ignore[assignment]
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def _check_pixels(width: int, height: int, policy: PixelPolicy) -> None:
+    if width * height > policy.max_pixels:
+        raise ImageError(
+            "too_large", f"{width}x{height} pixels, --max-pixels is {policy.max_pixels}"
+        )
+
+
+def _avif_size(data: bytes) -> tuple[int, int]:
+    """Width and height from the ispe box (ISO 23008-12), or 0x0: the decoder will not say which
+    header it refused for its size.
+    """
+    at = data.find(b"ispe", 0, 4096)
+    if at < 0 or len(data) < at + 16:
+        return 0, 0
+    return int.from_bytes(data[at + 8 : at + 12], "big"), int.from_bytes(
+        data[at + 12 : at + 16], "big"
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    # Without addresses: the same input must give the same rejects.jsonl.
+    text = re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "", " ".join(str(error).split())).strip()
+    return f"{type(error).__name__}: {text}"[:300]
+
+
+def _mode(policy: PixelPolicy) -> str:
+    return "RGB" if policy.channels == 3 else "L"
+
+
+def _orientation_of(image: Image.Image) -> int:
+    try:
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    except Exception:
+        # Malformed EXIF never costs the image: it means "upright".
+        return 1
+    return orientation if orientation in _UPRIGHT else 1
+
+
+def _dct_request(size: tuple[int, int], policy: PixelPolicy) -> tuple[int, int]:
+    """Returns the least size (width, height) that a scaled decode may leave.
+
+    The orientation is not known yet, so both ways round are allowed for.
+    """
+    scales = []
+    for width, height in (size, size[::-1]):
+        geometry = fit_image(width, height, policy=policy)
+        scales.append(max(geometry.scale))
+    scale = min(1.0, _DCT_MARGIN * max(scales))
+    return math.ceil(size[0] * scale), math.ceil(size[1] * scale)
+
+
+def _to_eight_bit(image: Image.Image, policy: PixelPolicy) -> Image.Image:
+    """Any of Pillow's modes to RGB or L, alpha composited over the background."""
+    mask = None
+    if image.mode.startswith("I;16"):
+        levels = np.asarray(image)
+        transparent = image.info.get("transparency")
+        if isinstance(transparent, int):
+            mask = Image.fromarray(np.where(levels == transparent, 0, 255).astype(np.uint8))
+        # Scaled, not clipped: convert() would turn all above 255 white.
+        image = Image.fromarray((levels >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ImageError("bit_depth", f"{image.format} with 32 bits a sample: no defined range")
+    elif image.mode in ("LAB", "HSV"):
+        raise ImageError("unsupported_format", f"{image.format} in the colour space {image.mode}")
+    elif image.has_transparency_data:
+        image = image.convert("RGBA")
+        mask = image.getchannel("A")
+    if mask is not None:
+        canvas = Image.new("RGB", image.size, policy.background)
+        canvas.paste(image.convert("RGB"), mask=mask)
+        image = canvas
+    upright = image if image.mode == _mode(policy) else image.convert(_mode(policy))
+    upright.info = {}  # profiles, comments and transparency must not reach the encoder
+    return upright
+
+
+def fit_image(width: int, height: int, *, policy: PixelPolicy, orientation: int = 1) -> Geometry:
+    """Returns how an upright source of width x height pixels maps onto the picture.
+
+    cover: the largest centred window with the target's shape. contain: the largest picture of the
+    source's shape inside the target. pad: contain, centred on the background. stretch: the shape
+    is given up. shortest and longest: the source's shape, with its shorter side the target's
+    shorter, its longer side the target's longer. none: as it is.
+
+    Args:
+      width: of the upright source, in pixels.
+      height: of the upright source, in pixels.
+      policy: target size and resize mode.
+      orientation: recorded as it is.
+    """
+    box = (0.0, 0.0, float(width), float(height))
+    size = (policy.width, policy.height)
+    content = size
+    if policy.mode == "cover":
+        box = _centred_window(width, height, *size)
+    elif policy.mode in ("contain", "pad"):
+        by_width = policy.width * height <= policy.height * width
+        ratio = (policy.width, width) if by_width else (policy.height, height)
+        content = _scaled(width, *ratio), _scaled(height, *ratio)
+    elif policy.mode == "shortest":
+        ratio = (min(size), min(width, height))
+        content = _scaled(width, *ratio), _scaled(height, *ratio)
+    elif policy.mode == "longest":
+        ratio = (max(size), max(width, height))
+        content = _scaled(width, *ratio), _scaled(height, *ratio)
+    elif policy.mode == "none":
+        content = (width, height)
+    if policy.mode != "pad":
+        size = content
+    left, upper = (size[0] - content[0]) // 2, (size[1] - content[1]) // 2
+    return Geometry(
+        orientation=orientation,
+        source_width=width,
+        source_height=height,
+        width=size[0],
+        height=size[1],
+        box=box,
+        content=(left, upper, left + content[0], upper + content[1]),
+    )
+
+
+def _centred_window(
+    width: int, height: int, target_width: int, target_height: int
+) -> tuple[float, float, float, float]:
+    if width * target_height > height * target_width:
+        window = height * target_width / target_height
+        return (width - window) / 2, 0.0, (width + window) / 2, float(height)
+    window = width * target_height / target_width
+    return 0.0, (height - window) / 2, float(width), (height + window) / 2
+
+
+def _scaled(side: int, numerator: int, denominator: int) -> int:
+    """side * numerator / denominator, rounded half up, never below 1; in whole numbers."""
+    return max(1, (2 * side * numerator + denominator) // (2 * denominator))
+
+
+def resize_image(image: Image.Image, geometry: Geometry, *, policy: PixelPolicy) -> Image.Image:
+    """Applies the geometry in one step: bilinear with antialias (Pillow's BILINEAR).
+
+    Args:
+      image: upright picture; may be smaller than the geometry's source by a scaled decode.
+      geometry: from `fit_image`.
+      policy: its background fills what the content leaves free.
+    """
+    left, upper, right, lower = geometry.content
+    size = (right - left, lower - upper)
+    across = image.width / geometry.source_width
+    down = image.height / geometry.source_height
+    box = (
+        geometry.box[0] * across,
+        geometry.box[1] * down,
+        min(geometry.box[2] * across, image.width),
+        min(geometry.box[3] * down, image.height),
+    )
+    if size != image.size or box != (0, 0, *image.size):
+        image = image.resize(size, Image.Resampling.BILINEAR, box=box)
+    if size == (geometry.width, geometry.height):
+        return image
+    background = policy.background
+    fill = background if image.mode == "RGB" else _gray(background)
+    canvas = Image.new(image.mode, (geometry.width, geometry.height), fill)
+    canvas.paste(image, (left, upper))
+    return canvas
+
+
+def _gray(background: tuple[int, int, int]) -> int:
+    level = ImageColor.getcolor("#%02x%02x%02x" % background, "L")
+    assert isinstance(level, int)
+    return level
+
+
+def encode_image(image: Image.Image, *, policy: PixelPolicy) -> tuple[bytes, str]:
+    """Returns the encoded bytes and their format: "JPEG", "PNG" or "RAW".
+
+    JPEG is baseline, 4:4:4 (no chroma subsampling: small pictures show it). RAW is height x width
+    x channels uint8 in row order.
+    """
+    if policy.encoding == "raw":
+        return image.tobytes(), "RAW"
+    buffer = io.BytesIO()
+    if policy.encoding == "png":
+        image.save(buffer, "PNG")
+        return buffer.getvalue(), "PNG"
+    if max(image.size) > _JPEG_LARGEST_SIDE:
+        raise ImageError(
+            "too_large",
+            f"{image.width}x{image.height} does not fit a JPEG of {_JPEG_LARGEST_SIDE} a side",
+        )
+    image.save(buffer, "JPEG", quality=policy.quality, subsampling=0)
+    return buffer.getvalue(), "JPEG"
+
+
+def prepare_image(
+    data: bytes, *, policy: PixelPolicy, raw_size: tuple[int, int] | None = None
+) -> PreparedImage:
+    """Decodes, orients, resizes and encodes one image.
+
+    Args:
+      data: a file's bytes; or height x width uint8 gray levels, where `raw_size` is given.
+      policy: the pixel policy.
+      raw_size: (width, height) of bare gray levels, as in an IDX file.
+
+    Raises:
+      ImageError: the input cannot become a picture; its reason is one of records.FAULTS.
+    """
+    if raw_size is None:
+        source = decode_image(data, policy=policy)
+    else:
+        gray = Image.frombytes("L", raw_size, data).convert(_mode(policy))
+        source = DecodedImage(gray, *raw_size, orientation=1, plain=False)
+    geometry = fit_image(
+        source.width, source.height, policy=policy, orientation=source.orientation
+    )
+    _check_pixels(geometry.width, geometry.height, policy)
+    picture = resize_image(source.image, geometry, policy=policy)
+    if policy.encoding == "original" and source.plain and picture is source.image:
+        encoded, format_ = data, "JPEG"
+    else:
+        encoded, format_ = encode_image(picture, policy=policy)
+    sums, squares = _channel_sums(picture)
+    return PreparedImage(
+        data=encoded,
+        format=format_,
+        channels=policy.channels,
+        geometry=geometry,
+        pixels=picture.width * picture.height,
+        channel_sum=sums,
+        channel_sum_of_squares=squares,
+    )
+
+
+def _channel_sums(image: Image.Image) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Exact sums of the levels and of their squares, a channel, by way of the histogram."""
+    counts = np.asarray(image.histogram(), np.int64).reshape(-1, 256)
+    levels = np.arange(256, dtype=np.int64)
+    return (
+        tuple(int(n) for n in counts @ levels),
+        tuple(int(n) for n in counts @ (levels * levels)),
+    )
+
+
+def estimate_bytes(source_bytes: int, *, policy: PixelPolicy) -> int:
+    """Estimates the bytes of one record, for the number of shards; never read from a picture.
+
+    A fixed size gives pixels x channels x a rate: 0.17 for JPEG at quality 90 (measured on
+    photographs of flowers at 192x192: 0.15 to 0.2), 0.6 for PNG, 1 for raw. Otherwise the
+    source's bytes stand for the record's, and 100,000 for a source of unknown size.
+    """
+    known = source_bytes if source_bytes >= 0 else 100_000
+    if policy.encoding == "original":
+        return known
+    rate = {"jpeg": 0.17, "png": 0.6, "raw": 1.0}[policy.encoding]
+    if policy.fixed_size:
+        return round(policy.width * policy.height * policy.channels * rate) + 200
+    return known

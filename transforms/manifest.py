@@ -1,0 +1,243 @@
+"""dataset.json: what a data set holds, and, since it is written last, the mark that it is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from transforms import example, files
+from transforms.records import ShardSummary
+from transforms.shards import SHARD_SUFFIX
+
+MANIFEST = "dataset.json"
+REJECTS = "rejects.jsonl"
+DUPLICATES = "duplicates.jsonl"
+INDEX_FOLDER = "index"
+FORMAT = 1
+# What may differ between two runs that made the same data.
+_NOT_IN_FINGERPRINT = ("tpufeed", "libraries", "config", "fingerprint")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One file of records: its name in the folder, records, bytes, and sha256 in hex."""
+
+    name: str
+    records: int
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """One split: its records, its records per label (every label, in id order), its shards."""
+
+    records: int
+    classes: Mapping[str, int]
+    shards: tuple[Shard, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """The contents of dataset.json; see docs/format.md for each field."""
+
+    tpufeed: str
+    libraries: Mapping[str, str]
+    config: Mapping[str, Any]
+    schema: str
+    encoding: str
+    channels: int
+    image_size: tuple[int, int] | None
+    labels: tuple[str, ...]
+    label_offset: int
+    features: Mapping[str, Mapping[str, Any]]
+    splits: Mapping[str, Split]
+    channel_mean: tuple[float, ...] | None
+    channel_std: tuple[float, ...] | None
+    rejects: Mapping[str, int]
+    skipped: int
+    format: int = FORMAT
+
+    @property
+    def records(self) -> int:
+        """Records in all splits together."""
+        return sum(split.records for split in self.splits.values())
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256, in hex, over the canonical JSON of the data: equal data, equal fingerprint."""
+        return fingerprint(_to_json(self))
+
+    @property
+    def specs(self) -> tuple[example.FeatureSpec, ...]:
+        """The features of every record, sorted by name."""
+        return tuple(
+            example.FeatureSpec(
+                name, spec["dtype"], tuple(spec["shape"]), _default(spec["dtype"], spec["default"])
+            )
+            for name, spec in sorted(self.features.items())
+        )
+
+
+def fingerprint(document: Mapping[str, Any]) -> str:
+    """sha256, in hex, of the document's canonical JSON.
+
+    Canonical: without the fields that may differ between equal data sets (tpufeed, libraries,
+    config, fingerprint), keys sorted, no white space, all but ASCII escaped.
+    """
+    data = {name: value for name, value in document.items() if name not in _NOT_IN_FINGERPRINT}
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def describe_features(specs: Iterable[example.FeatureSpec]) -> dict[str, dict[str, Any]]:
+    """Returns the features as they stand in dataset.json; a default of bytes as text."""
+    return {
+        spec.name: {
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "default": spec.default.decode() if isinstance(spec.default, bytes) else spec.default,
+        }
+        for spec in specs
+    }
+
+
+def _default(dtype: str, value: Any) -> Any:
+    return value.encode() if dtype == "bytes" and value is not None else value
+
+
+def summarize_splits(
+    summaries: Iterable[ShardSummary], *, splits: Iterable[str], labels: Sequence[str]
+) -> dict[str, Split]:
+    """Returns the splits with their shards in order; a split without records has no shards."""
+    ordered = sorted(summaries, key=lambda summary: (summary.split, summary.index))
+    result = {}
+    for name in sorted({*splits, *(summary.split for summary in ordered)}):
+        mine = [summary for summary in ordered if summary.split == name]
+        classes = dict.fromkeys(labels, 0)
+        for summary in mine:
+            for label, count in summary.classes:
+                classes[label] += count
+        shards = tuple(
+            Shard(s.name + SHARD_SUFFIX, s.records, s.bytes, s.sha256) for s in mine
+        )
+        result[name] = Split(sum(s.records for s in mine), classes, shards)
+    return result
+
+
+def channel_moments(
+    *, pixels: int, sums: Sequence[int], squares: Sequence[int]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Returns mean and standard deviation (of the population) a channel, scale 0 to 1.
+
+    From exact whole numbers, so that no order of summation can change a digit.
+    """
+    means = tuple(s / (255 * pixels) for s in sums)
+    variances = (
+        Fraction(pixels * q - s * s, pixels * pixels * 255 * 255)
+        for s, q in zip(sums, squares, strict=True)
+    )
+    return means, tuple(math.sqrt(variance) for variance in variances)
+
+
+def moments_of_training(
+    summaries: Iterable[ShardSummary],
+) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """Mean and standard deviation over the split "train", over all splits where there is none."""
+    summaries = list(summaries)
+    chosen = [s for s in summaries if s.split == "train"] or summaries
+    chosen = [s for s in chosen if s.pixels]
+    if not chosen:
+        return None, None
+    return channel_moments(
+        pixels=sum(s.pixels for s in chosen),
+        sums=[sum(n) for n in zip(*(s.channel_sum for s in chosen), strict=True)],
+        squares=[sum(n) for n in zip(*(s.channel_sum_of_squares for s in chosen), strict=True)],
+    )
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """Returns the bytes of dataset.json."""
+    document = {**_to_json(manifest), "fingerprint": manifest.fingerprint}
+    return (json.dumps(document, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _to_json(manifest: Manifest) -> dict[str, Any]:
+    fields = [field.name for field in dataclasses.fields(manifest)]
+    document = {name: getattr(manifest, name) for name in ["format", *fields[:-1]]}
+    document["splits"] = {
+        name: dataclasses.asdict(split) for name, split in manifest.splits.items()
+    }
+    return document
+
+
+def parse_manifest(data: bytes, *, path: str, check_fingerprint: bool = True) -> Manifest:
+    """Reads dataset.json.
+
+    Args:
+      data: the file's bytes.
+      path: for messages.
+      check_fingerprint: whether the fingerprint must fit the rest.
+
+    Raises:
+      ValueError: no JSON, another format, a field missing or unknown, or a fingerprint that does
+        not fit the rest.
+    """
+    try:
+        document = json.loads(data)
+        found = document.get("format")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: no JSON object: {error}") from error
+    if found != FORMAT:
+        raise ValueError(f"{path}: format is {found!r}, this version reads {FORMAT}")
+    known = {field.name for field in dataclasses.fields(Manifest)} | {"fingerprint"}
+    if missing := sorted(known - set(document)):
+        raise ValueError(f"{path}: {', '.join(missing)} missing: the file was edited or cut")
+    if unknown := sorted(set(document) - known):
+        raise ValueError(f"{path}: unknown field {', '.join(unknown)}: the file was edited")
+    claimed = document.pop("fingerprint")
+    if check_fingerprint and claimed != (actual := fingerprint(document)):
+        raise ValueError(
+            f"{path}: fingerprint is {claimed}, the contents give {actual}: the file was edited"
+        )
+    try:
+        return _from_json(document)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not as tpufeed writes it: {error!r}") from error
+
+
+def _from_json(document: dict[str, Any]) -> Manifest:
+    splits = {
+        name: Split(
+            split["records"],
+            dict(split["classes"]),
+            tuple(Shard(**shard) for shard in split["shards"]),
+        )
+        for name, split in document["splits"].items()
+    }
+
+    def frozen(name: str) -> Any:
+        value = document[name]
+        return None if value is None else tuple(value)
+
+    tuples = ("image_size", "labels", "channel_mean", "channel_std")
+    return Manifest(**{**document, "splits": splits, **{name: frozen(name) for name in tuples}})
+
+
+def load_manifest(folder: str) -> Manifest:
+    """Reads a data set's dataset.json.
+
+    Raises:
+      ValueError: the folder has none, so the set is not whole, or the file was edited.
+    """
+    path = files.join(folder, MANIFEST)
+    if not files.exists(path):
+        raise ValueError(
+            f"{folder}: no {MANIFEST}, so this is no complete data set: run tpufeed ingest"
+        )
+    return parse_manifest(files.read_file(path), path=path)

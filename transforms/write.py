@@ -1,0 +1,584 @@
+"""References in, finished files out: shards with their indexes, rejects, duplicates, the manifest.
+
+Only here are images read, and each goes straight into its shard's file: no pixel is ever shuffled.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, TypeVar
+
+import apache_beam as beam
+import pyarrow
+import pyarrow.parquet
+from apache_beam import pvalue
+from apache_beam.coders import BytesCoder
+from apache_beam.io.filesystem import CompressionTypes
+
+from transforms import files
+from transforms.example import FeatureSpec, encode_example, feature_specs, make_features
+from transforms.image import PixelPolicy, prepare_image
+from transforms.manifest import (
+    DUPLICATES,
+    INDEX_FOLDER,
+    MANIFEST,
+    REJECTS,
+    Manifest,
+    describe_features,
+    dump_manifest,
+    moments_of_training,
+    summarize_splits,
+)
+from transforms.records import (
+    CHOICES,
+    DataError,
+    ImageError,
+    ImageRef,
+    PreparedImage,
+    Reject,
+    ShardSummary,
+)
+from transforms.shards import SHARD_SUFFIX, place_of, shard_of
+from transforms.sources import Columns, Exclusions, read_source
+
+T = TypeVar("T")
+R = TypeVar("R")
+ShardKey = tuple[str, int, int]  # split, index, count
+
+INDEX_SCHEMA = pyarrow.schema(
+    [
+        ("key", pyarrow.string()),
+        ("source", pyarrow.string()),
+        ("label", pyarrow.string()),
+        ("class", pyarrow.int64()),
+        ("source_sha256", pyarrow.string()),
+        ("source_bytes", pyarrow.int64()),
+        ("source_width", pyarrow.int64()),
+        ("source_height", pyarrow.int64()),
+        ("offset", pyarrow.int64()),
+        ("size", pyarrow.int64()),
+        ("pixels", pyarrow.int64()),
+        ("channel_sum", pyarrow.list_(pyarrow.int64())),
+        ("channel_sum_of_squares", pyarrow.list_(pyarrow.int64())),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordPolicy:
+    """How an image becomes a record.
+
+    Attributes:
+      pixels: the pixel policy.
+      schema: one of example.SCHEMAS.
+      label_offset: added to the class id that is stored.
+    """
+
+    pixels: PixelPolicy
+    schema: str = "flowers"
+    label_offset: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedRecord:
+    """One record, with what the index says about it.
+
+    Attributes:
+      ref: where it came from.
+      example: the serialized tf.train.Example.
+      image: the picture, without its bytes.
+      class_id: from 0.
+      source_sha256: of the source's bytes, in hex.
+      source_bytes: length of the source.
+    """
+
+    ref: ImageRef
+    example: bytes
+    image: PreparedImage
+    class_id: int
+    source_sha256: str
+    source_bytes: int
+
+
+def prepare_record(
+    ref: ImageRef,
+    *,
+    policy: RecordPolicy,
+    labels: Mapping[str, int],
+    exclusions: Exclusions,
+) -> PreparedRecord | Reject:
+    """Reads one source and makes its record.
+
+    Args:
+      ref: the source.
+      policy: what becomes of it.
+      labels: class id by label.
+      exclusions: contents that must not come in.
+
+    Returns:
+      The record, or why there is none.
+    """
+    try:
+        data, raw_size = read_source(ref)
+        digest = hashlib.sha256(data).hexdigest()
+        if digest in exclusions.contents:
+            return exclusions.reject_key(ref.key)
+        image = prepare_image(data, policy=policy.pixels, raw_size=raw_size)
+    except ImageError as error:
+        return Reject(ref.key, ref.source, ref.label, error.reason, error.detail)
+    class_id = labels[ref.label]
+    features = make_features(
+        image,
+        key=ref.key,
+        label=ref.label,
+        class_id=class_id,
+        schema=policy.schema,
+        classes=len(labels),
+        label_offset=policy.label_offset,
+        extra=ref.features,
+    )
+    bare = dataclasses.replace(image, data=b"")
+    return PreparedRecord(ref, encode_example(features), bare, class_id, digest, len(data))
+
+
+def map_in_order(function: Callable[[T], R], items: Iterable[T], *, threads: int) -> Iterator[R]:
+    """Applies a function in a pool of threads; results come in the order of the items.
+
+    At most 2 x threads results wait, so memory is bounded whatever the number of items.
+    """
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        window: collections.deque[concurrent.futures.Future[R]] = collections.deque()
+        for item in items:
+            window.append(pool.submit(function, item))
+            if len(window) > 2 * threads:
+                yield window.popleft().result()
+        while window:
+            yield window.popleft().result()
+
+
+def index_row(record: PreparedRecord, *, offset: int, size: int) -> dict[str, Any]:
+    """Returns the record's row of index/<shard>.parquet; offset and size in bytes, with framing."""
+    return {
+        "key": record.ref.key,
+        "source": record.ref.source,
+        "label": record.ref.label,
+        "class": record.class_id,
+        "source_sha256": record.source_sha256,
+        "source_bytes": record.source_bytes,
+        "source_width": record.image.geometry.source_width,
+        "source_height": record.image.geometry.source_height,
+        "offset": offset,
+        "size": size,
+        "pixels": record.image.pixels,
+        "channel_sum": record.image.channel_sum,
+        "channel_sum_of_squares": record.image.channel_sum_of_squares,
+    }
+
+
+def summarize_rows(
+    rows: Sequence[Mapping[str, Any]], *, key: ShardKey, name: str, channels: int, digest: str
+) -> ShardSummary:
+    """Returns the shard's summary from its index rows and the file's sha256."""
+    classes = collections.Counter(row["label"] for row in rows)
+
+    def total(column: str) -> tuple[int, ...]:
+        return tuple(sum(row[column][c] for row in rows) for c in range(channels))
+
+    return ShardSummary(
+        split=key[0],
+        index=key[1],
+        name=name,
+        records=len(rows),
+        bytes=sum(row["size"] for row in rows),
+        sha256=digest,
+        classes=tuple(sorted(classes.items())),
+        pixels=sum(row["pixels"] for row in rows),
+        channel_sum=total("channel_sum"),
+        channel_sum_of_squares=total("channel_sum_of_squares"),
+    )
+
+
+class _Tally:
+    """A file that hashes and counts what Beam's sink writes into it."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.bytes = 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self.bytes += len(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+class WriteShards(beam.io.WriteToTFRecord):
+    """References -> finished shards, on Beam's own TFRecord sink.
+
+    The sink's open, coder, record framing, close and naming template are used as they are. Its
+    initialise and finalise steps are not: they rename only when all shards are there, and delete
+    finished ones on a retry. Here each shard is written under a temporary name and renamed when
+    it is whole, after its index.
+
+    Expands on a PCollection of ImageRef that know their split. Returns a dict of PCollections:
+    `summaries` (ShardSummary), `rejects` (Reject) and `contents` ((sha256, (key, label))).
+    """
+
+    def __init__(
+        self,
+        output: str,
+        *,
+        policy: RecordPolicy,
+        seed: int,
+        threads: int,
+        plan: pvalue.AsSingleton,
+        labels: pvalue.AsSingleton,
+        exclusions: pvalue.AsSingleton,
+    ):
+        """Takes the plan ({split: shards}) and the labels (in id order) as side inputs.
+
+        Args:
+          output: the data set's folder.
+          policy: how an image becomes a record.
+          seed: of the hash that gives shard and order.
+          threads: read, decode and encode at once inside a shard.
+          plan: number of shards for each split.
+          labels: all labels.
+          exclusions: contents that must not come in.
+        """
+        super().__init__(
+            files.join(output, ""),
+            coder=BytesCoder(),
+            file_name_suffix=SHARD_SUFFIX,
+            compression_type=CompressionTypes.UNCOMPRESSED,
+        )
+        self._output = output
+        self._policy = policy
+        self._seed = seed
+        self._threads = threads
+        self._plan = plan
+        self._labels = labels
+        self._exclusions = exclusions
+
+    def expand(self, refs: beam.PCollection[ImageRef]) -> dict[str, beam.PCollection]:
+        """Brings the references of a shard together; every planned shard is written, full or not."""
+        planned = (
+            refs.pipeline
+            | "Once" >> beam.Create([None])
+            | "PlannedShards" >> beam.FlatMap(_planned_shards, self._plan)
+        )
+        placed = refs | "PlaceImages" >> beam.Map(_place, self._plan, seed=self._seed)
+        written = (
+            (planned, placed)
+            | "WithEmptyShards" >> beam.Flatten()
+            | "GroupShards" >> beam.GroupByKey()
+            # ((split, index, count), [ImageRef or None])
+            | "WriteShard"
+            >> beam.FlatMap(self._write, self._labels, self._exclusions).with_outputs(
+                "Reject", "Content", main="ShardSummary"
+            )
+        )
+        return {
+            "summaries": written.ShardSummary,
+            "rejects": written.Reject,
+            "contents": written.Content,
+        }
+
+    def _write(
+        self,
+        shard: tuple[ShardKey, Iterable[ImageRef | None]],
+        labels: tuple[str, ...],
+        exclusions: Exclusions,
+    ) -> Iterator[Any]:
+        key, refs = shard
+        prepare = functools.partial(
+            prepare_record,
+            policy=self._policy,
+            labels={label: i for i, label in enumerate(labels)},
+            exclusions=exclusions,
+        )
+        ordered = sorted(
+            (ref for ref in refs if ref), key=lambda ref: place_of(ref.key, seed=self._seed)
+        )
+        try:
+            summary, rows, rejects = self._write_files(
+                key, map_in_order(prepare, ordered, threads=self._threads)
+            )
+        except OSError as error:
+            # Disk full, no permission, a store that refuses: the run's end, not the image's.
+            raise DataError(
+                f"cannot write to {self._output}: {error.strerror or error}; mend it, then run "
+                "again with --overwrite"
+            ) from error
+        yield summary
+        for reject in rejects:
+            yield pvalue.TaggedOutput("Reject", reject)
+        for row in rows:
+            content = (row["source_sha256"], (row["key"], row["label"]))
+            yield pvalue.TaggedOutput("Content", content)
+
+    def _write_files(
+        self, key: ShardKey, results: Iterable[PreparedRecord | Reject]
+    ) -> tuple[ShardSummary, list[dict[str, Any]], list[Reject]]:
+        name = self._shard_name(key)
+        temporary = files.work_path(self._output, name + SHARD_SUFFIX)
+        tally = _Tally(self._sink.open(temporary))
+        rows: list[dict[str, Any]] = []
+        rejects: list[Reject] = []
+        try:
+            for result in results:
+                if isinstance(result, Reject):
+                    rejects.append(result)
+                    continue
+                offset = tally.bytes
+                self._sink.write_record(tally, result.example)
+                rows.append(index_row(result, offset=offset, size=tally.bytes - offset))
+        finally:
+            self._sink.close(tally)
+        write_index(self._output, name, rows)
+        files.rename(temporary, files.join(self._output, name + SHARD_SUFFIX))
+        summary = summarize_rows(
+            rows,
+            key=key,
+            name=name,
+            channels=self._policy.pixels.channels,
+            digest=tally.hexdigest(),
+        )
+        return summary, rows, rejects
+
+    def _shard_name(self, key: ShardKey) -> str:
+        split, index, count = key
+        return split + self._sink.shard_name_format % {"shard_num": index, "num_shards": count}
+
+
+def _planned_shards(_: None, plan: Mapping[str, int]) -> Iterator[tuple[ShardKey, None]]:
+    for split, count in plan.items():
+        for index in range(count):
+            yield (split, index, count), None
+
+
+def _place(ref: ImageRef, plan: Mapping[str, int], *, seed: int) -> tuple[ShardKey, ImageRef]:
+    count = plan[ref.split]
+    return (ref.split, shard_of(ref.key, count=count, seed=seed), count), ref
+
+
+def write_index(folder: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes index/<name>.parquet, and index/<name>.idx in NVIDIA DALI's form.
+
+    The .idx has a line `offset size` for each record, in bytes, framing included, as
+    DALI's tfrecord2idx writes it.
+    """
+    table = pyarrow.Table.from_pylist(list(rows), schema=INDEX_SCHEMA)
+    buffer = io.BytesIO()
+    # Page checksums: a damaged index is told from a right one before its numbers are used.
+    pyarrow.parquet.write_table(table, buffer, write_page_checksum=True)
+    files.write_file(folder, f"{INDEX_FOLDER}/{name}.parquet", buffer.getvalue())
+    lines = "".join(f"{row['offset']} {row['size']}\n" for row in rows)
+    files.write_file(folder, f"{INDEX_FOLDER}/{name}.idx", lines.encode())
+
+
+def _json_lines(objects: Iterable[Any]) -> bytes:
+    # ASCII only: names that are not UTF-8 must survive, and terminals must not be driven.
+    return "".join(json.dumps(item) + "\n" for item in objects).encode()
+
+
+def write_rejects(rejects: Iterable[Reject], *, output: str) -> dict[str, int]:
+    """Writes rejects.jsonl, sorted by key; returns how many there are for each reason, sorted."""
+    ordered = sorted(rejects, key=dataclasses.astuple)
+    files.write_file(output, REJECTS, _json_lines(map(dataclasses.asdict, ordered)))
+    return dict(sorted(collections.Counter(reject.reason for reject in ordered).items()))
+
+
+@dataclasses.dataclass
+class WriteRejects(beam.PTransform):
+    """Rejects -> rejects.jsonl, and one {reason: number}."""
+
+    output: str
+
+    def expand(self, rejects: beam.PCollection[Reject]) -> beam.PCollection[dict[str, int]]:
+        """Brings all rejects into one place: they are few, or the run fails."""
+        return (
+            rejects
+            | "ListRejects" >> beam.combiners.ToList()
+            | "WriteFile" >> beam.Map(write_rejects, output=self.output)
+        )
+
+
+def write_duplicates(
+    groups: Iterable[tuple[str, Sequence[tuple[str, str]]]], *, output: str
+) -> int:
+    """Writes duplicates.jsonl, sorted by sha256; returns the number of its lines.
+
+    Args:
+      groups: (sha256, [(key, label)]) with at least two keys each.
+      output: the data set's folder.
+    """
+    lines = [
+        {"sha256": digest, "keys": [key for key, _ in pairs], "labels": [lab for _, lab in pairs]}
+        for digest, pairs in sorted(groups)
+    ]
+    files.write_file(output, DUPLICATES, _json_lines(lines))
+    return len(lines)
+
+
+@dataclasses.dataclass
+class WriteDuplicates(beam.PTransform):
+    """(sha256, (key, label)) -> duplicates.jsonl, and the number of its lines."""
+
+    output: str
+
+    def expand(
+        self, contents: beam.PCollection[tuple[str, tuple[str, str]]]
+    ) -> beam.PCollection[int]:
+        """Brings equal contents together and keeps those that stand under several keys."""
+        return (
+            contents
+            | "GroupContents" >> beam.GroupByKey()
+            # (sha256, [(key, label)])
+            | "SortKeys" >> beam.MapTuple(lambda digest, pairs: (digest, sorted(pairs)))
+            | "KeepSeveral" >> beam.Filter(lambda group: len(group[1]) > 1)
+            | "ListDuplicates" >> beam.combiners.ToList()
+            | "WriteFile" >> beam.Map(write_duplicates, output=self.output)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ManifestHeader:
+    """What is known of the manifest before anything was read."""
+
+    tpufeed: str
+    config: Mapping[str, Any]
+    policy: RecordPolicy
+    splits: tuple[str, ...]
+    max_reject_rate: float
+
+
+def check_reject_rate(
+    records: int, rejects: Mapping[str, int], *, max_reject_rate: float, output: str
+) -> None:
+    """Raises DataError where too many inputs, or all of them, were rejected."""
+    faults = sum(number for reason, number in rejects.items() if reason not in CHOICES)
+    reasons = ", ".join(f"{reason} {number}" for reason, number in rejects.items())
+    where = files.join(output, REJECTS)
+    if faults > max_reject_rate * (records + faults):
+        raise DataError(
+            f"{faults} of {records + faults} inputs were rejected ({reasons}), more than "
+            f"--max-reject-rate {max_reject_rate:g}: see {where}; mend the inputs or raise the rate"
+        )
+    if not records:
+        raise DataError(f"no input became a record ({reasons or 'none found'}): see {where}")
+
+
+def merge_columns(columns: Iterable[Columns]) -> tuple[FeatureSpec, ...]:
+    """Returns the extra features of all CSV files.
+
+    Raises:
+      DataError: two files differ in them.
+    """
+    ordered = sorted(columns, key=lambda c: c.path)
+    for other in ordered[1:]:
+        if other.specs != ordered[0].specs:
+            raise DataError(
+                f"{ordered[0].path} and {other.path} differ in their extra columns: give every "
+                "file the same header"
+            )
+    return ordered[0].specs if ordered else ()
+
+
+def library_versions() -> dict[str, str]:
+    """Returns the versions that decide the bytes."""
+    import PIL
+    from PIL import features
+
+    return {
+        "python": platform.python_version(),
+        "apache-beam": beam.__version__,
+        "pillow": PIL.__version__,
+        "libjpeg-turbo": features.version("libjpeg_turbo") or "",
+        "pyarrow": pyarrow.__version__,
+        "machine": platform.machine(),
+    }
+
+
+def make_manifest(
+    summaries: Sequence[ShardSummary],
+    labels: tuple[str, ...],
+    rejects: Mapping[str, int],
+    skipped: int,
+    columns: Iterable[Columns],
+    *,
+    header: ManifestHeader,
+) -> Manifest:
+    """Returns the manifest of a data set whose shards are all written."""
+    mean, std = moments_of_training(summaries)
+    pixels, schema = header.policy.pixels, header.policy.schema
+    specs = feature_specs(schema, classes=len(labels), extra=merge_columns(columns))
+    return Manifest(
+        tpufeed=header.tpufeed,
+        libraries=library_versions(),
+        config=header.config,
+        schema=schema,
+        encoding=pixels.encoding,
+        channels=pixels.channels,
+        image_size=(pixels.height, pixels.width) if pixels.fixed_size else None,
+        labels=labels,
+        label_offset=header.policy.label_offset,
+        features=describe_features(specs),
+        splits=summarize_splits(summaries, splits=header.splits, labels=labels),
+        channel_mean=mean,
+        channel_std=std,
+        rejects=rejects,
+        skipped=skipped,
+    )
+
+
+@dataclasses.dataclass
+class WriteManifest(beam.PTransform):
+    """All summaries -> dataset.json, last of all; or the run's failure, and none."""
+
+    output: str
+    header: ManifestHeader
+    labels: pvalue.AsSingleton
+    rejects: pvalue.AsSingleton
+    skipped: pvalue.AsSingleton
+    columns: pvalue.AsIter
+    # Not read: dataset.json must wait for duplicates.jsonl.
+    duplicates: pvalue.AsSingleton
+
+    def expand(self, summaries: beam.PCollection[ShardSummary]) -> beam.PCollection[Manifest]:
+        """Brings the summaries together: a few hundred bytes for each shard."""
+        return (
+            summaries
+            | "ListSummaries" >> beam.combiners.ToList()
+            | "MakeManifest"
+            >> beam.Map(self._make, self.labels, self.rejects, self.skipped, self.columns)
+            | "WriteFile" >> beam.Map(self._write, self.duplicates)
+        )
+
+    def _make(self, summaries: Sequence[ShardSummary], *facts: Any) -> Manifest:
+        manifest = make_manifest(summaries, *facts, header=self.header)
+        check_reject_rate(
+            manifest.records,
+            manifest.rejects,
+            max_reject_rate=self.header.max_reject_rate,
+            output=self.output,
+        )
+        return manifest
+
+    def _write(self, manifest: Manifest, _: int) -> Manifest:
+        files.write_file(self.output, MANIFEST, dump_manifest(manifest))
+        return manifest
