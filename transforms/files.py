@@ -151,3 +151,16 @@ def check_writable(folder: str) -> None:
         with open(probe, "wb"):
             pass
         os.remove(probe)
+
+
+def size_of(path: str) -> int:
+    """Returns a file's size in bytes.
+
+    Raises:
+      OSError: there is no such file.
+    """
+    if not is_remote(path):
+        return os.stat(path).st_size
+    from apache_beam.io.filesystems import FileSystems
+
+    return FileSystems.match([path])[0].metadata_list[0].size_in_bytes

@@ -1,0 +1,472 @@
+"""`tpufeed verify`: proves that a data set is whole, or names the file, the record and why not.
+
+Nothing here shares code with what writes the files: records are framed, parsed and decoded by
+independent paths, and every number in dataset.json is computed again.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+import google_crc32c
+import pyarrow
+import pyarrow.parquet
+
+from transforms import example, files, manifest
+from transforms.manifest import Manifest, Shard
+from transforms.shards import SHARD_NAME, SHARD_SUFFIX, place_of, shard_of
+
+DEPTHS = ("quick", "full", "deep")
+_MOST_FINDINGS_A_FILE = 10
+_CRC_MASK = 0xA282EAD8
+_MAGIC = {"jpeg": b"\xff\xd8\xff", "original": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
+
+
+class RecordError(ValueError):
+    """A TFRecord file is damaged; says at which record."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FramedRecord:
+    """One record of a file: where it begins, its bytes with framing, and its payload or fault."""
+
+    offset: int
+    size: int
+    payload: bytes
+    fault: str = ""
+
+
+def read_records(file: BinaryIO) -> Iterator[FramedRecord]:
+    """Reads a TFRecord file, gzipped or not, checking both checksums of every record.
+
+    Framing: length uint64, masked crc32c of it, data, masked crc32c of it; little-endian
+    (tensorflow/core/lib/io/record_writer.h).
+
+    Raises:
+      RecordError: the file is no TFRecord or ends within a record; nothing after can be read.
+    """
+    start = file.read(2)
+    if start == b"\x1f\x8b":
+        file = gzip.GzipFile(fileobj=_Chained(start, file))  # type: ignore[assignment, arg-type]
+        start = b""
+    number = offset = 0
+    while True:
+        header = start + _read(file, 12 - len(start), number)
+        start = b""
+        if not header:
+            return
+        if len(header) < 12:
+            raise RecordError(f"record {number}: the file ends within the length")
+        length, length_crc = struct.unpack("<QI", header)
+        if _masked_crc(header[:8]) != length_crc:
+            raise RecordError(
+                f"record {number}: the length's checksum does not match"
+                + (": is this a TFRecord file?" if number == 0 else "")
+            )
+        body = _read(file, length + 4, number)
+        if len(body) < length + 4:
+            raise RecordError(f"record {number}: the file ends within the data")
+        payload = body[:-4]
+        sound = struct.unpack("<I", body[-4:])[0] == _masked_crc(payload)
+        fault = "" if sound else f"record {number}: the data's checksum does not match"
+        yield FramedRecord(offset, length + 16, payload, fault)
+        offset += length + 16
+        number += 1
+
+
+class _Chained(io.RawIOBase):
+    """What was read already, then the rest of the file."""
+
+    def __init__(self, start: bytes, file: BinaryIO):
+        super().__init__()
+        self._start, self._file = start, file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._start[: len(buffer)] or self._file.read(len(buffer))
+        self._start = self._start[len(buffer) :]
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _read(file: BinaryIO, size: int, number: int) -> bytes:
+    try:
+        return file.read(size)
+    except (OSError, EOFError, OverflowError, MemoryError) as error:
+        raise RecordError(f"record {number}: cannot be read: {error}") from error
+
+
+def _masked_crc(data: bytes) -> int:
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _CRC_MASK) & 0xFFFFFFFF
+
+
+def verify_dataset(directory: str, *, depth: str = "full", sources: int = 0) -> list[str]:
+    """Checks a data set.
+
+    Args:
+      directory: the data set's folder.
+      depth: "quick" (names, sizes, index counts, without reading a shard), "full" (every record
+        against its checksums, dataset.json and index/) or "deep" (every picture decoded as well).
+      sources: re-read this many sources, chosen by hash, by an independent path.
+
+    Returns:
+      What is wrong, a line each, beginning with the file's name; empty for a whole data set.
+    """
+    assert depth in DEPTHS, depth
+    path = files.join(directory, manifest.MANIFEST)
+    try:
+        if not files.exists(path):
+            return [f"{manifest.MANIFEST}: missing, so {directory} is no complete data set"]
+        data = files.read_file(path)
+        contents = manifest.parse_manifest(data, path=manifest.MANIFEST, check_fingerprint=False)
+    except (OSError, ValueError) as error:
+        return [str(error)]
+    checker = _Checker(directory, contents, data)
+    checker.check_names()
+    checker.check_counts()
+    for split, shard in checker.shards():
+        checker.check_shard(split, shard, depth)
+    if depth != "quick" and not checker.findings:
+        checker.check_whole()
+    if sources and not checker.findings:
+        from pipeline.reference import check_sources
+
+        checker.findings += check_sources(directory, contents, count=sources, rows=checker.rows)
+    return checker.findings
+
+
+class _Checker:
+    """One pass over a data set; gathers findings and, for the whole, the index rows."""
+
+    def __init__(self, directory: str, contents: Manifest, data: bytes):
+        self.directory = directory
+        self.manifest = contents
+        self.document = json.loads(data)
+        self.findings: list[str] = []
+        self.rows: dict[str, list[dict[str, Any]]] = {}  # by split, in file order
+
+    def shards(self) -> Iterator[tuple[str, Shard]]:
+        for name, split in self.manifest.splits.items():
+            for shard in split.shards:
+                yield name, shard
+
+    def report(self, file: str, problem: str) -> None:
+        self.findings.append(f"{file}: {problem}")
+
+    def claim(self, what: str, found: Any, *, claimed: Any) -> None:
+        """Reports a number of dataset.json that its data do not bear out."""
+        if found != claimed:
+            self.report(manifest.MANIFEST, f"{what} is {_short(claimed)}, found {_short(found)}")
+
+    def check_names(self) -> None:
+        """Exactly the shards that dataset.json names, and an index for each."""
+        names = set(files.list_folder(self.directory))
+        shards = {shard.name for _, shard in self.shards()}
+        index = {name for shard in shards for name in _index_names(shard)}
+        for name in sorted((shards | index) - names):
+            self.report(name, "missing")
+        for name in sorted(names - shards - index):
+            stem, in_index = name.removeprefix(f"{manifest.INDEX_FOLDER}/"), "/" in name
+            like_shard = SHARD_NAME.match(stem) and (not in_index or name.startswith("index/"))
+            matched = not in_index and any(name.startswith(f"{s}-") for s in self.manifest.splits)
+            if like_shard or matched:
+                self.report(name, "not in dataset.json, but a glob of shards would match it")
+        for name in (manifest.REJECTS, manifest.DUPLICATES):
+            if name not in names:
+                self.report(name, "missing")
+
+    def check_counts(self) -> None:
+        """dataset.json against itself."""
+        contents = self.manifest
+        self.claim(
+            "fingerprint",
+            manifest.fingerprint(self.document),
+            claimed=self.document["fingerprint"],
+        )
+        for name, split in contents.splits.items():
+            total = sum(shard.records for shard in split.shards)
+            self.claim(f"splits.{name}.records", total, claimed=split.records)
+            self.claim(
+                f"splits.{name}.classes", sum(split.classes.values()), claimed=split.records
+            )
+            self.claim(f"splits.{name}.classes", list(split.classes), claimed=list(contents.labels))
+            count = len(split.shards)
+            expected = [f"{name}-{i:05d}-of-{count:05d}{SHARD_SUFFIX}" for i in range(count)]
+            found = [shard.name for shard in split.shards]
+            self.claim(f"splits.{name}.shards", expected, claimed=found)
+
+    def check_shard(self, split: str, shard: Shard, depth: str) -> None:
+        """One file with its index."""
+        path = files.join(self.directory, shard.name)
+        try:
+            size = files.size_of(path)
+            rows = self._read_index(shard)
+        except FileNotFoundError:
+            return  # already reported as missing
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
+            stem = shard.name.removesuffix(SHARD_SUFFIX)
+            self.report(f"{manifest.INDEX_FOLDER}/{stem}.parquet", _line(error))
+            return
+        if size != shard.bytes:
+            self.report(shard.name, f"{size} bytes, dataset.json says {shard.bytes}")
+        if len(rows) != shard.records:
+            self.report(
+                _index_names(shard.name)[0],
+                f"{len(rows)} rows, dataset.json says {shard.records} records",
+            )
+        self._check_idx(shard, rows)
+        self.rows.setdefault(split, []).extend(rows)
+        if depth != "quick":
+            before = len(self.findings)
+            _ShardChecker(self, split, shard, rows, depth == "deep").run(path)
+            del self.findings[before + _MOST_FINDINGS_A_FILE :]
+
+    def _read_index(self, shard: Shard) -> list[dict[str, Any]]:
+        data = files.read_file(files.join(self.directory, *_index_names(shard.name)[0].split("/")))
+        table = pyarrow.parquet.read_table(io.BytesIO(data), page_checksum_verification=True)
+        rows = table.to_pylist()
+        columns = {"key", "label", "class", "offset", "size", "pixels", "source_sha256"}
+        if missing := columns - set(table.column_names):
+            raise ValueError(f"no column {', '.join(sorted(missing))}")
+        return rows
+
+    def _check_idx(self, shard: Shard, rows: list[dict[str, Any]]) -> None:
+        name = _index_names(shard.name)[1]
+        try:
+            text = files.read_file(files.join(self.directory, *name.split("/"))).decode("ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            if not isinstance(error, FileNotFoundError):
+                self.report(name, _line(error))
+            return
+        expected = [f"{row['offset']} {row['size']}" for row in rows]
+        lines = text.splitlines()
+        for number, (found, wanted) in enumerate(zip(lines, expected, strict=False)):
+            if found != wanted:
+                self.report(name, f"line {number + 1} is {found!r}, the parquet says {wanted!r}")
+                return
+        if len(lines) != len(expected):
+            self.report(name, f"{len(lines)} lines, the parquet has {len(expected)} rows")
+
+    def check_whole(self) -> None:
+        """What only all rows together can tell."""
+        contents = self.manifest
+        keys: dict[str, str] = {}
+        for split, rows in self.rows.items():
+            for row in rows:
+                if (other := keys.setdefault(row["key"], split)) != split:
+                    self.report(
+                        manifest.MANIFEST,
+                        f"key {row['key']!r} stands in the splits {other} and {split}",
+                    )
+            counts = collections.Counter(row["label"] for row in rows)
+            self.claim(
+                f"splits.{split}.classes",
+                {label: counts[label] for label in contents.labels},
+                claimed=dict(contents.splits[split].classes),
+            )
+        total = sum(map(len, self.rows.values()))
+        if len(keys) != total:
+            self.report(manifest.MANIFEST, f"{total} records, but only {len(keys)} keys")
+        self._check_moments()
+        self._check_lists()
+        self._check_features()
+
+    def _check_moments(self) -> None:
+        rows = self.rows.get("train") or [row for rows in self.rows.values() for row in rows]
+        pixels = sum(row["pixels"] for row in rows)
+        if not pixels:
+            return
+        sums = [sum(column) for column in zip(*(r["channel_sum"] for r in rows), strict=True)]
+        squares = [
+            sum(column) for column in zip(*(r["channel_sum_of_squares"] for r in rows), strict=True)
+        ]
+        mean, std = manifest.channel_moments(pixels=pixels, sums=sums, squares=squares)
+        self.claim("channel_mean", mean, claimed=self.manifest.channel_mean)
+        self.claim("channel_std", std, claimed=self.manifest.channel_std)
+        self.claim("channels", len(sums), claimed=self.manifest.channels)
+
+    def _check_lists(self) -> None:
+        rejects = self._read_lines(manifest.REJECTS)
+        reasons = collections.Counter(reject.get("reason") for reject in rejects)
+        self.claim("rejects", dict(reasons), claimed=dict(self.manifest.rejects))
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for rows in self.rows.values():
+            for row in rows:
+                groups.setdefault(row["source_sha256"], []).append((row["key"], row["label"]))
+        expected = [
+            {"sha256": digest, "keys": [k for k, _ in pairs], "labels": [v for _, v in pairs]}
+            for digest, pairs in sorted((d, sorted(p)) for d, p in groups.items() if len(p) > 1)
+        ]
+        if self._read_lines(manifest.DUPLICATES) != expected:
+            self.report(
+                manifest.DUPLICATES, f"does not list the {len(expected)} contents that index/ has"
+            )
+
+    def _read_lines(self, name: str) -> list[dict[str, Any]]:
+        try:
+            data = files.read_file(files.join(self.directory, name))
+            return [json.loads(line) for line in data.splitlines()]
+        except (OSError, ValueError) as error:
+            self.report(name, _line(error))
+            return []
+
+    def _check_features(self) -> None:
+        contents = self.manifest
+        of_schema = {
+            spec.name: spec
+            for spec in example.feature_specs(contents.schema, classes=len(contents.labels))
+        }
+        found = {spec.name: spec for spec in contents.specs}
+        for name, spec in of_schema.items():
+            self.claim(f"features.{name}", spec, claimed=found.get(name))
+
+
+class _ShardChecker:
+    """Every record of one shard against its row, the schema and the plan."""
+
+    def __init__(
+        self, checker: _Checker, split: str, shard: Shard, rows: list[dict[str, Any]], deep: bool
+    ):
+        self.checker = checker
+        self.manifest = checker.manifest
+        self.split = split
+        self.shard = shard
+        self.rows = rows
+        self.deep = deep
+
+    def run(self, path: str) -> None:
+        before = len(self.checker.findings)
+        digest = hashlib.sha256()
+        number = 0
+        with files.open_file(path) as file:
+            try:
+                for number, record in enumerate(read_records(_Hashing(file, digest)), start=1):
+                    self._check_framed(number - 1, record)
+            except RecordError as error:
+                self.checker.report(self.shard.name, str(error))
+        if len(self.checker.findings) > before:
+            return
+        if number != self.shard.records:
+            self._report(f"{number} records, dataset.json says {self.shard.records}")
+        elif digest.hexdigest() != self.shard.sha256:
+            self._report(f"sha256 is {digest.hexdigest()}, dataset.json says {self.shard.sha256}")
+        self._check_order()
+
+    def _report(self, problem: str, number: int | None = None) -> None:
+        where = "" if number is None else f"record {number}: "
+        self.checker.report(self.shard.name, where + problem)
+
+    def _check_framed(self, number: int, record: FramedRecord) -> None:
+        if record.fault:
+            self.checker.report(self.shard.name, record.fault)
+            return
+        if number >= len(self.rows):
+            self._report(f"not in {_index_names(self.shard.name)[0]}", number)
+            return
+        row = self.rows[number]
+        if (record.offset, record.size) != (row["offset"], row["size"]):
+            self._report(
+                f"at {record.offset} with {record.size} bytes, index/ says {row['offset']} with "
+                f"{row['size']}",
+                number,
+            )
+            return
+        try:
+            self._check_record(record.payload, row)
+        except (ValueError, KeyError, IndexError) as error:
+            self._report(_line(error), number)
+
+    def _check_record(self, payload: bytes, row: Mapping[str, Any]) -> None:
+        contents = self.manifest
+        features = example.parse_example(payload)
+        example.check_features(features, specs=contents.specs)
+        record = example.read_record(features, schema=contents.schema)
+        class_id = record.class_id - contents.label_offset
+        if not 0 <= class_id < len(contents.labels):
+            raise ValueError(
+                f"class {record.class_id} with label_offset {contents.label_offset}, there are "
+                f"{len(contents.labels)} labels"
+            )
+        label = contents.labels[class_id]
+        _agree("key", record.key, row["key"])
+        _agree("class", class_id, row["class"])
+        _agree("label of its class", label, row["label"])
+        if record.label is not None:
+            _agree("label", record.label, row["label"])
+        if record.size is not None:
+            _agree("height x width", record.size[0] * record.size[1], row["pixels"])
+            if contents.image_size is not None and record.size != contents.image_size:
+                raise ValueError(f"size is {record.size}, dataset.json says {contents.image_size}")
+        if not record.image.startswith(_MAGIC.get(contents.encoding, b"")):
+            raise ValueError(f"picture begins with {record.image[:8]!r}, is no {contents.encoding}")
+        if contents.encoding == "raw":
+            _agree("bytes of pixels", len(record.image), row["pixels"] * contents.channels)
+        if "one_hot_class" in features:
+            expected = [float(i == class_id) for i in range(len(contents.labels))]
+            _agree("one_hot_class", features["one_hot_class"][1], expected)
+        if self.deep:
+            from pipeline.reference import check_picture
+
+            check_picture(record, contents, row)
+
+    def _check_order(self) -> None:
+        """The plan: this shard's range of the hash, in the hash's order."""
+        seed = self.manifest.config.get("seed", 0)
+        found = SHARD_NAME.match(self.shard.name)
+        if not found or not isinstance(seed, int):
+            return
+        index, count = int(found["index"]), int(found["count"])
+        places = [place_of(row["key"], seed=seed) for row in self.rows]
+        for number, row in enumerate(self.rows):
+            right = shard_of(row["key"], count=count, seed=seed)
+            if right != index:
+                self._report(f"key {row['key']!r} belongs to shard {right} (seed {seed})", number)
+                return
+        if places != sorted(places):
+            self._report(f"records are not in the order of the hash (seed {seed})")
+
+
+class _Hashing:
+    """Hashes what is read through it."""
+
+    def __init__(self, file: BinaryIO, digest: Any):
+        self._file, self._digest = file, digest
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._digest.update(data)
+        return data
+
+
+def _agree(what: str, found: Any, indexed: Any) -> None:
+    if found != indexed:
+        raise ValueError(f"{what} is {_short(found)}, index/ says {_short(indexed)}")
+
+
+def _index_names(shard: str) -> tuple[str, str]:
+    stem = shard.removesuffix(SHARD_SUFFIX)
+    return (
+        f"{manifest.INDEX_FOLDER}/{stem}.parquet",
+        f"{manifest.INDEX_FOLDER}/{stem}.idx",
+    )
+
+
+def _line(error: BaseException) -> str:
+    return re.sub(r"\s+", " ", str(error))[:300] or type(error).__name__
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
