@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from pipeline import __version__
 from pipeline.config import NOT_YET, UsageError, make_ingest_config, make_parser
@@ -60,6 +61,8 @@ def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
     remote = any("runner" in arg.lower() and "dataflow" in arg.lower() for arg in beam_args)
     # Dataflow's job id is printed at INFO; the local runner's INFO is of no use to anyone.
     logging.basicConfig(level=logging.INFO if remote else logging.WARNING)
+    # What decoders grumble about shows in the outcome: a record, or a reject with its reason.
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
     from pipeline.ingest import ingest_images
     from pipeline.summary import describe_manifest
 
@@ -104,13 +107,16 @@ def _inspect(args: argparse.Namespace) -> int:
     return 0
 
 
-def _exit() -> None:
+def run() -> NoReturn:
+    """What the command `tpufeed` calls: main, then the end of the process."""
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # After a dead worker the runner's threads wait for ever; nothing is left to be done.
-    os._exit(code)
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # After a dead worker process the runner's threads wait for ever.
+        os._exit(code)
+    sys.exit(0)
 
 
 if __name__ == "__main__":
-    _exit()
+    run()

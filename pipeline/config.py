@@ -17,15 +17,15 @@ from transforms.example import SCHEMAS
 from transforms.files import is_remote
 from transforms.image import ENCODINGS, RESIZE_MODES, PixelPolicy
 from transforms.records import IDX_PREFIX, Grouping, Input
-from transforms.shards import SPLIT_NAME, Weights, check_weights
+from transforms.shards import MOST_SHARDS, SPLIT_NAME, Weights, check_weights
 
 DUPLICATE_MODES = ("keep", "together", "drop")
 _SIZE = re.compile(r"(\d+)(?:x(\d+))?")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
 _GIVEN_SPLIT = re.compile(r"([A-Za-z0-9_]+)=(.*)", re.DOTALL)
 # What IDX files hold is small, gray and spoilt by JPEG.
-_IDX_DEFAULTS = {"image_size": "28", "channels": 1, "encoding": "png"}
-_DEFAULTS = {"image_size": "224", "channels": 3, "encoding": "jpeg"}
+_IDX_DEFAULTS: dict[str, Any] = {"image_size": "28", "channels": 1, "encoding": "png"}
+_DEFAULTS: dict[str, Any] = {"image_size": "224", "channels": 3, "encoding": "jpeg"}
 
 
 class UsageError(ValueError):
@@ -93,18 +93,28 @@ class IngestConfig:
             raise UsageError("--split: the inputs already have their splits; drop one of the two")
         if any(source.split and source.kind == "idx" for source in self.inputs):
             raise UsageError("--input SPLIT=idx:DIR: IDX files bring their splits; drop SPLIT=")
+        if self.split_by.kind != "key" and (given or any(s.kind == "idx" for s in self.inputs)):
+            raise UsageError(
+                f"--split-by {self.split_by.kind}:{self.split_by.value}: the inputs already have "
+                "their splits, so nothing is split by it; drop one of the two"
+            )
         if self.split_by.kind == "column" and any(s.kind != "csv" for s in self.inputs):
             raise UsageError("--split-by column:NAME: only CSV inputs have columns")
         if self.pixels.encoding == "raw" and self.schema != "flowers":
             raise UsageError(f"--encoding raw: only with --schema flowers, not {self.schema}")
-        for flag, value, low in (
-            ("--shards", self.shards, 1),
-            ("--shard-size", self.shard_size, 1),
-            ("--seed", self.seed, 0),
-            ("--label-offset", self.label_offset, 0),
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        for flag, value, low, high in (
+            ("--shards", self.shards, 1, MOST_SHARDS),
+            ("--shard-size", self.shard_size, 1, None),
+            ("--seed", self.seed, 0, None),
+            ("--label-offset", self.label_offset, 0, 2**31 - 1),
         ):
             if value is not None and value < low:
                 raise UsageError(f"{flag} {value}: must be {low} or more")
+            if value is not None and high is not None and value > high:
+                raise UsageError(f"{flag} {value}: allowed are {low} to {high}")
         if not 0 <= self.max_reject_rate <= 1:
             raise UsageError(f"--max-reject-rate {self.max_reject_rate:g}: allowed are 0 to 1")
 

@@ -1,6 +1,6 @@
 """The whole Beam graph, and running it.
 
-    tpufeed ingest --input 'photos/*/*.jpg' --output records --split train=0.9,validation=0.1
+tpufeed ingest --input 'photos/*/*.jpg' --output records --split train=0.9,validation=0.1
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from transforms.manifest import (
     parse_manifest,
 )
 from transforms.records import DataError
-from transforms.shards import SHARD_NAME, SHARD_SUFFIX
+from transforms.shards import SHARD_NAME
 from transforms.sources import ListImages, ScreenImages, common_root
 from transforms.stats import AssignSplits, DecideLabels, PlanShards
 from transforms.write import (

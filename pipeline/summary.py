@@ -32,7 +32,9 @@ def describe_manifest(manifest: Manifest, *, directory: str) -> str:
     rows.append(["shards", *(str(len(manifest.splits[s].shards)) for s in names)])
     rows.append(["MB", *(f"{_bytes(manifest, s) / 1e6:.1f}" for s in names)])
     for row in [["class", *names], *rows]:
-        cells = "".join(f"{cell:>{max(12, len(s) + 2)}}" for cell, s in zip(row[1:], names, strict=True))
+        cells = "".join(
+            f"{cell:>{max(12, len(s) + 2)}}" for cell, s in zip(row[1:], names, strict=True)
+        )
         lines.append(f"  {row[0]:<{width}}{cells}")
     rejects = ", ".join(f"{reason} {n}" for reason, n in manifest.rejects.items()) or "none"
     lines.append(f"  rejects: {rejects}; system files skipped: {manifest.skipped}")

@@ -15,7 +15,7 @@ import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, Protocol, cast
 
 import google_crc32c
 import pyarrow
@@ -29,6 +29,13 @@ DEPTHS = ("quick", "full", "deep")
 _MOST_FINDINGS_A_FILE = 10
 _CRC_MASK = 0xA282EAD8
 _MAGIC = {"jpeg": b"\xff\xd8\xff", "original": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
+
+
+class Readable(Protocol):
+    """What a record file must be able to do."""
+
+    def read(self, size: int) -> bytes:
+        """Returns up to `size` bytes, fewer only at the end."""
 
 
 class RecordError(ValueError):
@@ -45,7 +52,7 @@ class FramedRecord:
     fault: str = ""
 
 
-def read_records(file: BinaryIO) -> Iterator[FramedRecord]:
+def read_records(file: Readable) -> Iterator[FramedRecord]:
     """Reads a TFRecord file, gzipped or not, checking both checksums of every record.
 
     Framing: length uint64, masked crc32c of it, data, masked crc32c of it; little-endian
@@ -56,7 +63,7 @@ def read_records(file: BinaryIO) -> Iterator[FramedRecord]:
     """
     start = file.read(2)
     if start == b"\x1f\x8b":
-        file = gzip.GzipFile(fileobj=_Chained(start, file))  # type: ignore[assignment, arg-type]
+        file = cast(Readable, gzip.GzipFile(fileobj=_Chained(start, file)))  # type: ignore[arg-type]
         start = b""
     number = offset = 0
     while True:
@@ -86,7 +93,7 @@ def read_records(file: BinaryIO) -> Iterator[FramedRecord]:
 class _Chained(io.RawIOBase):
     """What was read already, then the rest of the file."""
 
-    def __init__(self, start: bytes, file: BinaryIO):
+    def __init__(self, start: bytes, file: Readable):
         super().__init__()
         self._start, self._file = start, file
 
@@ -100,7 +107,7 @@ class _Chained(io.RawIOBase):
         return len(data)
 
 
-def _read(file: BinaryIO, size: int, number: int) -> bytes:
+def _read(file: Readable, size: int, number: int) -> bytes:
     try:
         return file.read(size)
     except (OSError, EOFError, OverflowError, MemoryError) as error:
@@ -198,9 +205,7 @@ class _Checker:
         for name, split in contents.splits.items():
             total = sum(shard.records for shard in split.shards)
             self.claim(f"splits.{name}.records", total, claimed=split.records)
-            self.claim(
-                f"splits.{name}.classes", sum(split.classes.values()), claimed=split.records
-            )
+            self.claim(f"splits.{name}.classes", sum(split.classes.values()), claimed=split.records)
             self.claim(f"splits.{name}.classes", list(split.classes), claimed=list(contents.labels))
             count = len(split.shards)
             expected = [f"{name}-{i:05d}-of-{count:05d}{SHARD_SUFFIX}" for i in range(count)]
@@ -441,7 +446,7 @@ class _ShardChecker:
 class _Hashing:
     """Hashes what is read through it."""
 
-    def __init__(self, file: BinaryIO, digest: Any):
+    def __init__(self, file: Readable, digest: Any):
         self._file, self._digest = file, digest
 
     def read(self, size: int) -> bytes:

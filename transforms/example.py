@@ -233,9 +233,7 @@ message_type { name: "Example"
 
 @functools.cache
 def _example_class() -> Any:
-    """The Example message, in a pool of its own: beside TensorFlow's there must be no second
-    tensorflow.Example.
-    """
+    """The Example message, in a pool of its own, since TensorFlow brings a tensorflow.Example."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     pool = descriptor_pool.DescriptorPool()
@@ -270,9 +268,7 @@ def read_record(features: Mapping[str, tuple[str, list[Any]]], *, schema: str) -
     if schema == "flowers":
         height, width = features["size"][1]
         label = value("label").decode()
-        return Record(
-            value("image"), value("class"), value("key").decode(), label, (height, width)
-        )
+        return Record(value("image"), value("class"), value("key").decode(), label, (height, width))
     if schema == "imagenet":
         return Record(
             value("image/encoded"),

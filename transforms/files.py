@@ -7,6 +7,7 @@ through Beam's FileSystems, imported only then.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import posixpath
 import uuid
@@ -42,9 +43,23 @@ def open_file(path: str) -> BinaryIO:
 
 
 def read_file(path: str) -> bytes:
-    """Returns the whole file."""
-    with open_file(path) as file:
-        return file.read()
+    """Returns the whole file.
+
+    Raises:
+      OSError: the file cannot be read; FileNotFoundError where there is none.
+    """
+    if not is_remote(path):
+        with open_file(path) as file:
+            return file.read()
+    from google.api_core import exceptions
+
+    try:
+        with open_file(path) as file:
+            return file.read()
+    except exceptions.NotFound as error:
+        raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
+    except exceptions.Forbidden as error:
+        raise PermissionError(errno.EACCES, "permission denied", path) from error
 
 
 def exists(path: str) -> bool:
@@ -91,9 +106,7 @@ def write_file(folder: str, name: str, data: bytes) -> None:
 
     temporary = work_path(folder, posixpath.basename(name))
     target = join(folder, *name.split("/"))
-    with FileSystems.create(
-        temporary, compression_type=CompressionTypes.UNCOMPRESSED
-    ) as file:
+    with FileSystems.create(temporary, compression_type=CompressionTypes.UNCOMPRESSED) as file:
         file.write(data)
     make_folder(posixpath.dirname(target))
     rename(temporary, target)

@@ -123,9 +123,7 @@ def summarize_splits(
         for summary in mine:
             for label, count in summary.classes:
                 classes[label] += count
-        shards = tuple(
-            Shard(s.name + SHARD_SUFFIX, s.records, s.bytes, s.sha256) for s in mine
-        )
+        shards = tuple(Shard(s.name + SHARD_SUFFIX, s.records, s.bytes, s.sha256) for s in mine)
         result[name] = Split(sum(s.records for s in mine), classes, shards)
     return result
 

@@ -57,7 +57,7 @@ class Input:
 
     @property
     def kind(self) -> str:
-        """ "idx", "csv" or "glob"."""
+        """One of "idx", "csv" and "glob"."""
         if self.pattern.startswith(IDX_PREFIX):
             return "idx"
         return "csv" if self.pattern.lower().endswith(".csv") else "glob"
@@ -79,17 +79,18 @@ class Grouping:
         """Returns the group that a key belongs to, "" where the key itself decides.
 
         Raises:
-          DataError: the expression does not match the key.
+          DataError: the expression does not match the key, or matches nothing of it.
         """
         if self.kind != "group":
             return ""
         found = re.search(self.value, key)
-        if not found:
+        group = found and found[found.re.groups and 1]
+        if not group:
             raise DataError(
                 f"--split-by group:{self.value} does not match the key {key!r}: every key "
                 "needs a group; widen the expression"
             )
-        return found[found.re.groups and 1]
+        return group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +116,10 @@ class ImageRef:
     size: int = -1
     item: int = -1
     features: tuple[tuple[str, bytes | int | float], ...] = ()
+
+    def __reduce__(self) -> tuple[type[ImageRef], tuple[object, ...]]:
+        """Pickles the values alone: the runner holds every ref, and names would double them."""
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     @property
     def source(self) -> str:

@@ -20,10 +20,11 @@ SPLIT_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 SHARD_NAME = re.compile(r"(?P<split>[A-Za-z0-9_]{1,64})-(?P<index>\d{5})-of-(?P<count>\d{5})")
 SHARD_SUFFIX = ".tfrecord"
 
+MOST_SHARDS = 99_999  # the name has five digits
+
 Weights = tuple[tuple[str, Fraction], ...]
 
 _HASH_SPACE = 1 << 64
-_MOST_SHARDS = 99_999  # the name has five digits
 _SMALL_SET_SHARDS = 16  # enough for every core of a laptop
 _SMALL_SET_RECORDS = 64  # below this many records a shard, more shards only cost
 
@@ -65,9 +66,7 @@ def split_of(key: str, *, weights: Weights, seed: int) -> str:
     Adding or removing other keys moves no key to another split.
     """
     value = stable_hash(key, seed=seed)[0]
-    edges = [
-        math.ceil(edge * _HASH_SPACE) for edge in itertools.accumulate(w for _, w in weights)
-    ]
+    edges = [math.ceil(edge * _HASH_SPACE) for edge in itertools.accumulate(w for _, w in weights)]
     return weights[bisect.bisect_right(edges, value)][0]
 
 
@@ -115,7 +114,7 @@ def plan_shards(
     if shards is None:
         by_bytes = math.ceil(sum(size.bytes for size in filled.values()) / shard_size)
         by_records = min(_SMALL_SET_SHARDS, math.ceil(records / _SMALL_SET_RECORDS))
-        shards = min(max(by_bytes, by_records, len(filled)), records, _MOST_SHARDS)
+        shards = min(max(by_bytes, by_records, len(filled)), records, MOST_SHARDS)
     elif shards > records:
         raise ValueError(
             f"--shards {shards}: more than the {records} images found; allowed: "

@@ -1,4 +1,4 @@
-"""What the whole set must be asked before any shard is written: its labels, its splits, its sizes."""
+"""What the whole set is asked before any shard is written: its labels, splits and sizes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
-def decide_labels(
-    found: Iterable[str], *, known: Sequence[str] | None = None
-) -> tuple[str, ...]:
+def decide_labels(found: Iterable[str], *, known: Sequence[str] | None = None) -> tuple[str, ...]:
     """Returns all labels in the order of their ids: known ones first, then new ones, sorted.
 
     Args:
@@ -100,9 +98,7 @@ class DecideLabels(beam.PTransform):
         )
 
 
-def assign_split(
-    ref: ImageRef, *, weights: Weights, seed: int, explicit: bool
-) -> ImageRef:
+def assign_split(ref: ImageRef, *, weights: Weights, seed: int, explicit: bool) -> ImageRef:
     """Returns the ref with its split: the given one, or the hash's.
 
     Raises:

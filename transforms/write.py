@@ -275,7 +275,7 @@ class WriteShards(beam.io.WriteToTFRecord):
         self._exclusions = exclusions
 
     def expand(self, refs: beam.PCollection[ImageRef]) -> dict[str, beam.PCollection]:
-        """Brings the references of a shard together; every planned shard is written, full or not."""
+        """Brings each shard's references together; every planned shard is written, full or not."""
         planned = (
             refs.pipeline
             | "Once" >> beam.Create([None])
