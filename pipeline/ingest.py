@@ -32,7 +32,7 @@ from transforms.manifest import (
     load_manifest,
     parse_manifest,
 )
-from transforms.records import DataError
+from transforms.records import IDX_PREFIX, DataError, Input
 from transforms.shards import SHARD_NAME
 from transforms.sources import ListImages, ScreenImages, common_root
 from transforms.stats import AssignSplits, DecideLabels, PlanShards
@@ -73,7 +73,7 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
         | "Inputs" >> beam.Create(config.inputs)
         | "ListImages" >> ListImages(config.root, config.split_by, reserved)
     )
-    screened = listed["refs"] | "ScreenImages" >> ScreenImages(config.exclude, known)
+    screened = listed | "ScreenImages" >> ScreenImages(config.exclude, known)
     labels = screened["refs"] | "DecideLabels" >> DecideLabels(config.known_labels)
     refs = screened["refs"] | "AssignSplits" >> AssignSplits(
         config.weights, config.seed, config.weights_given
@@ -89,7 +89,7 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
         exclusions=pvalue.AsSingleton(screened["exclusions"]),
     )
     rejects = (
-        (listed["rejects"], screened["rejects"], written["rejects"])
+        (screened["rejects"], written["rejects"])
         | "AllRejects" >> beam.Flatten()
         | "WriteRejects" >> WriteRejects(config.output)
     )
@@ -140,6 +140,11 @@ def make_options(beam_args: Sequence[str]) -> PipelineOptions:
         options._add_argparse_args(parser)
     _, unknown = parser.parse_known_args(list(beam_args))
     if unknown:
+        if not unknown[0].startswith("-"):
+            raise UsageError(
+                f"{unknown[0]}: belongs to no option; quote the pattern of --input, or the shell "
+                "expands it"
+            )
         raise UsageError(f"{unknown[0]}: neither tpufeed nor Beam has such an option")
     result = PipelineOptions(list(beam_args))
     standard = result.view_as(StandardOptions)
@@ -155,14 +160,29 @@ class _BeamOptions(argparse.ArgumentParser):
 
 def resolve_config(config: IngestConfig, options: PipelineOptions) -> IngestConfig:
     """Returns the configuration with all that must be looked up before the graph is built."""
-    roots = [source.pattern for source in config.inputs if source.kind == "glob"]
+    inputs = tuple(map(_fetch_input, config.inputs))
+    roots = [source.pattern for source in inputs if source.kind == "glob"]
     root = config.root or (common_root(roots) if roots else "/")
     known = config.known_labels
     if config.class_names is not None and known is None:
         known = read_class_names(config.class_names)
+    if config.exclude is not None and not files.exists(config.exclude):
+        raise DataError(f"--exclude {config.exclude}: no such file")
     return dataclasses.replace(
-        config, root=root, known_labels=known, threads=config.threads or _threads(options)
+        config,
+        inputs=inputs,
+        root=root,
+        known_labels=known,
+        threads=config.threads or _threads(options),
     )
+
+
+def _fetch_input(source: Input) -> Input:
+    if source.pattern != f"{IDX_PREFIX}mnist":
+        return source
+    from pipeline.mnist import fetch_mnist
+
+    return dataclasses.replace(source, pattern=IDX_PREFIX + fetch_mnist())
 
 
 def _threads(options: PipelineOptions) -> int:
@@ -191,17 +211,20 @@ def read_class_names(path: str) -> tuple[str, ...]:
         if path.endswith(".json"):
             names = list(parse_manifest(data, path=path).labels)
         else:
-            names = data.decode("utf-8-sig").splitlines()
+            text = data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+            names = text.split("\n") if text else []
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise DataError(f"--class-names {path}: {reason}") from error
     if not names:
         raise DataError(f"--class-names {path}: names no class")
+    seen: set[str] = set()
     for line, name in enumerate(names, start=1):
         if not name.strip():
             raise DataError(f"--class-names {path}, line {line}: empty; every line is a class")
-        if names.count(name) > 1:
+        if name in seen:
             raise DataError(f"--class-names {path}, line {line}: {name!r} is named twice")
+        seen.add(name)
     return tuple(names)
 
 

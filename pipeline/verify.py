@@ -63,7 +63,7 @@ def read_records(file: Readable) -> Iterator[FramedRecord]:
     """
     start = file.read(2)
     if start == b"\x1f\x8b":
-        file = cast(Readable, gzip.GzipFile(fileobj=_Chained(start, file)))  # type: ignore[arg-type]
+        file = cast(Readable, gzip.GzipFile(fileobj=_Chained(start, file)))
         start = b""
     number = offset = 0
     while True:

@@ -202,15 +202,23 @@ def decode_image(data: bytes, *, policy: PixelPolicy) -> DecodedImage:
     if orientation != 1:
         image = image.transpose(_UPRIGHT[orientation])
         size = size[::-1] if orientation >= 5 else size
-    plain = source.format == "JPEG" and orientation == 1 and source.mode == _mode(policy)
+    plain = (
+        source.format == "JPEG"
+        and source.mode == _mode(policy)
+        and orientation == 1
+        and _is_common_jpeg(data)
+    )
     return DecodedImage(image, *size, orientation=turned or orientation, plain=plain)
 
 
 def _load(
     data: bytes, format_: str, policy: PixelPolicy
 ) -> tuple[Image.Image, tuple[int, int], int]:
-    """Returns the decoded file, its size before any scaled decode, and, for TIFF, the orientation
-    that Pillow undoes by itself while it loads (0 for none).
+    """Decodes the whole file.
+
+    Returns:
+      The decoded file, its size before any scaled decode, and, for TIFF, the orientation that
+      Pillow undoes by itself while it loads (0 for none).
     """
     if format_ == "AVIF":
         _check_pixels(*_avif_size(data), policy)
@@ -226,7 +234,21 @@ def _load(
     if format_ != "JPEG":
         size = source.size
         _check_pixels(*size, policy)
+    if format_ == "PNG":
+        _scale_transparency(source, depth=data[24])  # IHDR comes first, its bit depth ninth
     return source, size, turned
+
+
+def _scale_transparency(source: Image.Image, *, depth: int) -> None:
+    """Brings the transparent level or colour of a PNG to the 8 bits of its pixels.
+
+    Pillow leaves it as it stands in tRNS, in the file's own bits, so that no pixel would match.
+    """
+    transparent = source.info.get("transparency")
+    if source.mode in ("1", "L") and isinstance(transparent, int) and depth in (1, 2, 4):
+        source.info["transparency"] = transparent * 255 // (2**depth - 1)
+    elif source.mode == "RGB" and isinstance(transparent, tuple) and depth == 16:
+        source.info["transparency"] = tuple(level >> 8 for level in transparent)
 
 
 def _set_pillow_limit(policy: PixelPolicy) -> None:
@@ -244,8 +266,9 @@ def _check_pixels(width: int, height: int, policy: PixelPolicy) -> None:
 
 
 def _avif_size(data: bytes) -> tuple[int, int]:
-    """Width and height from the ispe box (ISO 23008-12), or 0x0: the decoder will not say which
-    header it refused for its size.
+    """Returns width and height from the ispe box (ISO 23008-12), or 0x0 without one.
+
+    The decoder will not say which header it refused for its size.
     """
     at = data.find(b"ispe", 0, 4096)
     if at < 0 or len(data) < at + 16:
@@ -271,7 +294,22 @@ def _orientation_of(image: Image.Image) -> int:
     except Exception:
         # Malformed EXIF never costs the image: it means "upright".
         return 1
-    return orientation if orientation in _UPRIGHT else 1
+    # The tag may be stored as a fraction or a float.
+    return int(orientation) if orientation in _UPRIGHT else 1
+
+
+def _is_common_jpeg(data: bytes) -> bool:
+    """Whether every decoder knows the coding: Huffman with DCT, sequential or progressive.
+
+    Pillow also reads lossless and arithmetic JPEG; TensorFlow does not read the lossless ones.
+    """
+    at = 2
+    while data[at : at + 1] == b"\xff" and at + 4 <= len(data):
+        marker = data[at + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # SOF, not DHT, JPG, DAC
+            return marker <= 0xC2
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return False
 
 
 def _dct_request(size: tuple[int, int], policy: PixelPolicy) -> tuple[int, int]:
@@ -369,7 +407,7 @@ def _centred_window(
 
 
 def _scaled(side: int, numerator: int, denominator: int) -> int:
-    """side * numerator / denominator, rounded half up, never below 1; in whole numbers."""
+    """Returns side * numerator / denominator in whole numbers: rounded half up, at least 1."""
     return max(1, (2 * side * numerator + denominator) // (2 * denominator))
 
 
@@ -403,7 +441,7 @@ def resize_image(image: Image.Image, geometry: Geometry, *, policy: PixelPolicy)
 
 
 def _gray(background: tuple[int, int, int]) -> int:
-    level = ImageColor.getcolor("#%02x%02x%02x" % background, "L")
+    level = ImageColor.getcolor(f"rgb{background}", "L")
     assert isinstance(level, int)
     return level
 
@@ -447,9 +485,7 @@ def prepare_image(
     else:
         gray = Image.frombytes("L", raw_size, data).convert(_mode(policy))
         source = DecodedImage(gray, *raw_size, orientation=1, plain=False)
-    geometry = fit_image(
-        source.width, source.height, policy=policy, orientation=source.orientation
-    )
+    geometry = fit_image(source.width, source.height, policy=policy, orientation=source.orientation)
     _check_pixels(geometry.width, geometry.height, policy)
     picture = resize_image(source.image, geometry, policy=policy)
     if policy.encoding == "original" and source.plain and picture is source.image:

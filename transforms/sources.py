@@ -5,19 +5,25 @@ Keys are paths relative to the root; labels are parent folders, or what a CSV or
 
 from __future__ import annotations
 
-import contextlib
+import codecs
 import csv
 import dataclasses
+import errno
 import functools
 import gzip
 import hashlib
 import io
+import logging
 import math
 import os
 import posixpath
 import re
 import stat
-from collections.abc import Iterable, Iterator
+import struct
+import threading
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -36,11 +42,13 @@ from transforms.records import (
 )
 from transforms.shards import SPLIT_NAME, stable_hash
 
-_GLOB = re.compile(r"[*?\[]")
+_LOGGER = logging.getLogger(__name__)
+_STAR = re.compile(r"[*?]")
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r")
 _SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CSV_TYPES = {"": "bytes", "bytes": "bytes", "int": "int64", "float": "float"}
+_OWN_COLUMNS = ("path", "label", "split", "key")
 _MOST_COLUMNS = 1_000
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -69,15 +77,17 @@ Listed = ImageRef | Reject | Columns | Skipped
 def split_pattern(pattern: str) -> tuple[str, str]:
     """Returns the fixed folder of a pattern and the rest, which holds all wildcards.
 
-    A local folder that exists under its name is fixed, even where the name holds "[": only what
-    is not there can be meant as a pattern.
+    A local folder that exists under its name is fixed although the name holds "[", which says
+    nothing about what it matches; one whose name holds "*" or "?" matches itself, and others.
     """
     folder, rest = posixpath.split(pattern)
     fixed: list[str] = []
     parts = [*folder.split("/"), rest]
     while len(parts) > 1:
         candidate = "/".join([*fixed, parts[0]])
-        if _GLOB.search(parts[0]) and (files.is_remote(pattern) or not os.path.isdir(candidate)):
+        if _STAR.search(parts[0]):
+            break
+        if "[" in parts[0] and (files.is_remote(pattern) or not os.path.isdir(candidate)):
             break
         fixed.append(parts.pop(0))
     return "/".join(fixed) or "/", "/".join(parts)
@@ -109,7 +119,8 @@ def is_system_file(name: str) -> bool:
     """Whether a path below a pattern's fixed folder is what systems strew, not what people mean."""
     *folders, last = name.split("/")
     return (
-        last.startswith(".")
+        not last  # what a bucket's browser leaves for an empty folder
+        or last.startswith(".")
         or last.lower() in _SYSTEM_FILES
         or any(folder.startswith(".") or folder in _SYSTEM_FOLDERS for folder in folders)
     )
@@ -121,18 +132,18 @@ def list_glob(source: Input, *, root: str, grouping: Grouping) -> Iterator[Liste
     Raises:
       DataError: nothing matches, or the pattern is a folder.
     """
+    folder, _ = split_pattern(source.pattern)
     matched = False
     for path, size, problem in _match(source.pattern):
         matched = True
         key = key_of(path, root=root)
         label = posixpath.basename(posixpath.dirname(path))
-        if is_system_file(path.removeprefix(split_pattern(source.pattern)[0]).lstrip("/")):
+        if is_system_file(path.removeprefix(folder).removeprefix("/")):
             yield Skipped(path)
         elif problem:
             yield Reject(key, path, label, *problem)
         else:
-            ref = ImageRef(key, path, label, source.split, grouping.group_of(key), size)
-            yield _check_names(ref)
+            yield _check_names(ImageRef(key, path, label, source.split, size=size), grouping)
     if not matched:
         raise DataError(_nothing_matches(source.pattern))
 
@@ -141,31 +152,28 @@ def _nothing_matches(pattern: str) -> str:
     hint = "wildcards are *, **, ? and [...]; * stops at /, case counts"
     if "{" in pattern:
         hint += "; {a,b} is not expanded: give --input once for each"
+    if "[" in pattern:
+        hint += "; for a [ in a name write [[]"
     return f"--input {pattern}: no file matches ({hint})"
 
 
 def _match(pattern: str) -> Iterator[tuple[str, int, tuple[str, str] | None]]:
     """Yields path, bytes and what is wrong with the file (reason, detail), if anything."""
     if files.is_remote(pattern):
-        from apache_beam.io.filesystems import FileSystems
-
-        for metadata in FileSystems.match([pattern])[0].metadata_list:
-            yield metadata.path, metadata.size_in_bytes, None
+        yield from _match_remote(pattern)
         return
     folder, rest = split_pattern(pattern)
     literal = posixpath.join(folder, rest)
-    if os.path.isdir(literal):
+    names: Iterable[str] = [literal]
+    if _STAR.search(rest) or not os.path.lexists(literal):
+        names = _walk(folder, rest, pattern)
+    elif os.path.isdir(literal):
         raise DataError(f"--input {pattern}: is a folder; to read below it: '{pattern}/*/*'")
-    if os.path.lexists(literal):
-        names: Iterable[str] = [literal]
-    else:
-        names = _walk(folder, rest)
     for path in names:
         try:
             status = os.stat(path)
         except OSError as error:
-            missing = isinstance(error, FileNotFoundError) or os.path.islink(path)
-            yield path, -1, ("missing" if missing else "unreadable", error.strerror or "")
+            yield path, -1, _read_problem(error)
             continue
         if stat.S_ISREG(status.st_mode):
             yield path, status.st_size, None
@@ -173,21 +181,75 @@ def _match(pattern: str) -> Iterator[tuple[str, int, tuple[str, str] | None]]:
             yield path, -1, ("unreadable", "no regular file")
 
 
-def _walk(folder: str, rest: str) -> Iterator[str]:
-    """Walks down as far as the pattern can match; folders that are links are not entered."""
-    from apache_beam.io.filesystem import FileSystem
+def _match_remote(pattern: str) -> Iterator[tuple[str, int, None]]:
+    from apache_beam.io.filesystem import BeamIOError
+    from apache_beam.io.filesystems import FileSystems
 
-    matches = re.compile(FileSystem.translate_pattern(rest)).match
-    depth = math.inf if "**" in rest else rest.count("/")
+    try:
+        found = FileSystems.match([pattern])[0].metadata_list
+    except (BeamIOError, ValueError) as error:
+        raise DataError(f"--input {pattern}: cannot be listed: {error}") from error
+    for metadata in found:
+        yield metadata.path, metadata.size_in_bytes, None
+
+
+def _read_problem(error: OSError) -> tuple[str, str]:
+    """Returns reason and detail for what cannot be opened; a link in a loop leads nowhere."""
+    nowhere = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+    missing = isinstance(error, FileNotFoundError) or error.errno in nowhere
+    detail = error.strerror or str(error) or type(error).__name__
+    return "missing" if missing else "unreadable", detail
+
+
+def _walk(folder: str, rest: str, pattern: str) -> Iterator[str]:
+    """Walks down where the pattern can match; folders that are links are not entered."""
+    matches = _translate(rest, pattern)
+    can_enter = _folder_filter(rest, pattern)
+    links: list[str] = []
     for parent, folders, names in os.walk(folder, onerror=_raise_unreadable):
-        folders.sort()
         below = os.path.relpath(parent, folder).replace(os.sep, "/")
         prefix = "" if below == "." else below + "/"
-        if prefix.count("/") >= depth:
-            folders.clear()
+        folders[:] = sorted(name for name in folders if can_enter(prefix, name))
+        links += [path for name in folders if os.path.islink(path := posixpath.join(parent, name))]
         for name in sorted(names):
             if matches(prefix + name):
                 yield posixpath.join(folder, prefix + name)
+    if links:
+        _LOGGER.warning(
+            "--input %s: %d link(s) to folders not followed, the first is %s; give --input for "
+            "what they lead to",
+            pattern,
+            len(links),
+            ascii(links[0]),
+        )
+
+
+def _folder_filter(rest: str, pattern: str) -> Callable[[str, str], bool]:
+    """Returns whether a folder, by what it lies in and its name, can hold what is matched."""
+    parts = rest.split("/")[:-1]
+    if "**" in rest:
+        depth = next((i for i, part in enumerate(parts) if "**" in part), len(parts))
+        parts = parts[:depth]
+    tests = [_translate(part, pattern) for part in parts]
+
+    def can_enter(prefix: str, name: str) -> bool:
+        depth = prefix.count("/")
+        return bool(tests[depth](name)) if depth < len(tests) else "**" in rest
+
+    return can_enter
+
+
+def _translate(glob: str, pattern: str) -> Callable[[str], Any]:
+    """Returns a test for Beam's wildcards, in which, unlike Beam's, * matches a backslash."""
+    from apache_beam.io.filesystem import FileSystem
+
+    expression = FileSystem.translate_pattern(glob).replace(r"[^/\\]*", "[^/]*")
+    try:
+        with warnings.catch_warnings():  # [[] is a set of one
+            warnings.simplefilter("ignore", FutureWarning)
+            return re.compile(expression).match
+    except re.error as error:
+        raise DataError(f"--input {pattern}: a [...] is no range of characters: {error}") from error
 
 
 def _raise_unreadable(error: OSError) -> None:
@@ -207,8 +269,8 @@ def key_of(path: str, *, root: str) -> str:
     return path.removeprefix(prefix)
 
 
-def _check_names(ref: ImageRef) -> Listed:
-    """Returns the ref, or a reject where a name of its cannot stand in a record."""
+def _check_names(ref: ImageRef, grouping: Grouping) -> Listed:
+    """Returns the ref with its group, or a reject where a name cannot stand in a record."""
     for what, text in (("key", ref.key), ("path", ref.path), ("label", ref.label)):
         problem = ""
         if not text:
@@ -222,7 +284,7 @@ def _check_names(ref: ImageRef) -> Listed:
                 problem = "is not UTF-8"
         if problem:
             return Reject(ref.key, ref.path, ref.label, "bad_name", f"the {what} {problem}")
-    return ref
+    return dataclasses.replace(ref, group=ref.group or grouping.group_of(ref.key))
 
 
 # CSV.
@@ -239,12 +301,16 @@ def list_csv(source: Input, *, grouping: Grouping, reserved: Iterable[str]) -> I
     Raises:
       DataError: a header or a cell is wrong; names the file and the line.
     """
+    folder, _ = split_pattern(source.pattern)
     matched = False
     for path, _, problem in _match(source.pattern):
         matched = True
-        if problem:
+        if is_system_file(path.removeprefix(folder).removeprefix("/")):
+            yield Skipped(path)
+        elif problem:
             raise DataError(f"{path}: {problem[1]}")
-        yield from _read_csv(path, source.split, grouping, frozenset(reserved))
+        else:
+            yield from _read_csv(path, source.split, grouping, frozenset(reserved))
     if not matched:
         raise DataError(_nothing_matches(source.pattern))
 
@@ -252,17 +318,46 @@ def list_csv(source: Input, *, grouping: Grouping, reserved: Iterable[str]) -> I
 def _read_csv(
     path: str, split: str, grouping: Grouping, reserved: frozenset[str]
 ) -> Iterator[Listed]:
-    with files.open_file(path) as binary:
-        # utf-8-sig: spreadsheets write a byte order mark, which would hide the first column.
-        reader = csv.reader(io.TextIOWrapper(binary, encoding="utf-8-sig", newline=""), strict=True)
-        try:
+    try:
+        with files.open_file(path) as binary:
+            # utf-8-sig: spreadsheets write a byte order mark, which would hide the first column.
+            text = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="")
+            reader = csv.reader(_without_nul(text, path), strict=True)
+            line = 1  # where the row begins; it may end further down
             header = _parse_header(next(reader, []), path, split, grouping, reserved)
             yield Columns(path, header.specs)
+            line = reader.line_num + 1
             for cells in reader:
                 if cells:
-                    yield header.read_row(cells, where=f"{path}, line {reader.line_num}")
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path}, line {reader.line_num + 1}: {error}") from error
+                    yield header.read_row(cells, where=f"{path}, line {line}")
+                line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}, line {line}: no CSV: {error}; check the quotes") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{_first_undecodable(path)}; save the file as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _without_nul(lines: Iterable[str], path: str) -> Iterator[str]:
+    """Yields the lines; some versions of Python's reader take a NUL, others do not."""
+    for number, line in enumerate(lines, start=1):
+        if "\0" in line:
+            raise DataError(
+                f"{path}, line {number}: holds a NUL byte: the file is damaged or UTF-16; save "
+                "it as UTF-8"
+            )
+        yield line
+
+
+def _first_undecodable(path: str) -> str:
+    with files.open_file(path) as binary:
+        for number, line in enumerate(binary, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return f"{path}, line {number}: byte {line[error.start]:#04x} is not UTF-8"
+    return f"{path}: not UTF-8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,8 +372,9 @@ class _Header:
         if len(cells) != len(self.names):
             raise DataError(f"{where}: {len(cells)} cells, the header has {len(self.names)}")
         row = dict(zip(self.names, cells, strict=True))
-        for name in {"path", "label", "key"} & set(row):
-            if not row[name]:
+        by_column = self.grouping.value if self.grouping.kind == "column" else ""
+        for name in self.names:
+            if name in ("path", "label", "key", by_column) and not row[name]:
                 raise DataError(f"{where}: the cell {name} is empty, every row needs one")
         key = row.get("key", row["path"])
         split = row.get("split", self.split)
@@ -286,18 +382,18 @@ class _Header:
             raise DataError(
                 f"{where}: split {split!r}: allowed are 1 to 64 letters, digits and underscores"
             )
-        by_column = self.grouping.kind == "column"
-        group = row[self.grouping.value] if by_column else self.grouping.group_of(key)
         features = tuple(_parse_cell(row[spec.name], spec, where) for spec in self.specs)
-        path = _resolve(row["path"], os.path.dirname(self.path))
-        return _check_names(ImageRef(key, path, row["label"], split, group, features=features))
+        path = _resolve(row["path"], posixpath.dirname(self.path))
+        group = row[by_column] if by_column else ""
+        ref = ImageRef(key, path, row["label"], split, group, features=features)
+        return _check_names(ref, self.grouping)
 
 
 def _parse_header(
     cells: list[str], path: str, split: str, grouping: Grouping, reserved: frozenset[str]
 ) -> _Header:
     if len(cells) > _MOST_COLUMNS:
-        raise DataError(f"{path}: {len(cells)} columns, allowed are {_MOST_COLUMNS}")
+        raise DataError(f"{path}: {len(cells)} columns, allowed are up to {_MOST_COLUMNS}")
     pairs = [cell.strip().partition(":") for cell in cells]
     names = tuple(name for name, _, _ in pairs)
     for name in ("path", "label"):
@@ -307,23 +403,36 @@ def _parse_header(
                 "path,label[,split][,key][,more]"
             )
     for name in names:
-        if names.count(name) > 1 or not name:
+        if not name:
+            raise DataError(f"{path}: a column has no name: name each column")
+        if names.count(name) > 1:
             raise DataError(f"{path}: two columns are named {name!r}: name each column once")
     if grouping.kind == "column" and grouping.value not in names:
         raise DataError(f"--split-by column:{grouping.value}: no such column in {path}")
     if split and "split" in names:
         raise DataError(f"--input {split}={path}: the file has a column split: drop one of the two")
-    specs = []
-    for name, _, type_ in pairs:
-        if type_ not in _CSV_TYPES:
-            raise DataError(f"{path}: column {name}:{type_}: allowed types are int, float, bytes")
-        if name in ("path", "label", "split", "key"):
-            continue
-        if name in reserved:
-            raise DataError(f"{path}: the schema has a feature {name!r}: rename the column")
-        dtype = _CSV_TYPES[type_]
-        specs.append(FeatureSpec(name, dtype, (), DEFAULTS[dtype]))
-    return _Header(path, names, tuple(sorted(specs, key=lambda s: s.name)), split, grouping)
+    if grouping.kind != "key" and "split" in names:
+        raise DataError(
+            f"--split-by {grouping.kind}:{grouping.value}: {path} has a column split, so nothing "
+            "is split by it: drop one of the two"
+        )
+    specs = (_column_spec(name, type_, path, reserved) for name, _, type_ in pairs)
+    extra = tuple(sorted((spec for spec in specs if spec), key=lambda spec: spec.name))
+    return _Header(path, names, extra, split, grouping)
+
+
+def _column_spec(name: str, type_: str, path: str, reserved: frozenset[str]) -> FeatureSpec | None:
+    """Returns what an extra column becomes, None for one of our own."""
+    if type_ not in _CSV_TYPES:
+        raise DataError(f"{path}: column {name}:{type_}: allowed types are int, float, bytes")
+    if name in _OWN_COLUMNS:
+        if type_:
+            raise DataError(f"{path}: column {name}:{type_}: {name} takes no type; write {name}")
+        return None
+    if name in reserved:
+        raise DataError(f"{path}: the schema has a feature {name!r}: rename the column")
+    dtype = _CSV_TYPES[type_]
+    return FeatureSpec(name, dtype, (), DEFAULTS[dtype])
 
 
 def _parse_cell(cell: str, spec: FeatureSpec, where: str) -> tuple[str, bytes | int | float]:
@@ -333,22 +442,30 @@ def _parse_cell(cell: str, spec: FeatureSpec, where: str) -> tuple[str, bytes | 
     if spec.dtype == "bytes":
         return spec.name, cell.encode()
     try:
-        value = int(cell) if spec.dtype == "int64" else float(cell)
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        if "_" in cell or not cell.isascii():  # Python's own spellings
             raise ValueError
+        value = int(cell) if spec.dtype == "int64" else float(cell)
+        # Raises what does not fit the record.
+        struct.pack("<q" if spec.dtype == "int64" else "<f", value)
         if not math.isfinite(value):
             raise ValueError
-    except ValueError as error:
-        kind = "a whole number of 64 bits" if spec.dtype == "int64" else "a finite number"
-        raise DataError(f"{where}: {spec.name} is {cell!r}, must be {kind} or empty") from error
+    except (ValueError, OverflowError, struct.error) as error:
+        kind = "a whole number of 64" if spec.dtype == "int64" else "a finite number of 32"
+        shown = cell if len(cell) <= 40 else cell[:37] + "..."
+        raise DataError(
+            f"{where}: {spec.name} is {shown!r}, must be {kind} bits or empty"
+        ) from error
     return spec.name, value
 
 
 def _resolve(cell: str, folder: str) -> str:
     if files.is_remote(cell):
         return cell
-    if files.is_remote(folder):
-        return posixpath.join(folder, cell)
+    if files.is_remote(folder) and not cell.startswith("/"):
+        scheme, _, where = folder.partition("://")
+        path = posixpath.join(where, cell)
+        # A bucket has no "..", and "a//b" is a name of its own.
+        return f"{scheme}://{posixpath.normpath(path) if '..' in cell.split('/') else path}"
     return os.path.normpath(os.path.join(folder, cell))
 
 
@@ -357,7 +474,7 @@ def _resolve(cell: str, folder: str) -> str:
 _IDX_FILES = {"train": "train", "test": "t10k"}
 
 
-def list_idx(source: Input, *, grouping: Grouping) -> Iterator[Listed]:
+def list_idx(source: Input) -> Iterator[Listed]:
     """Lists an IDX folder: splits train and test, keys such as train/00000042, labels digits.
 
     Raises:
@@ -373,9 +490,7 @@ def list_idx(source: Input, *, grouping: Grouping) -> Iterator[Listed]:
             raise DataError(f"{images}: {count} images, but {label_count} labels in {labels}")
         for item, label in enumerate(values):
             key = f"{split}/{item:08d}"
-            yield ImageRef(
-                key, images, str(label), split, grouping.group_of(key), rows * columns, item
-            )
+            yield ImageRef(key, images, str(label), split, "", rows * columns, item)
 
 
 def _find_idx(folder: str, stem: str, suffix: str) -> str:
@@ -386,9 +501,11 @@ def _find_idx(folder: str, stem: str, suffix: str) -> str:
     raise DataError(f"--input idx:{folder}: found none of {', '.join(names)}")
 
 
-@functools.lru_cache(maxsize=4)
+_IDX_LOCK = threading.Lock()
+
+
 def read_idx(path: str) -> tuple[tuple[int, ...], bytes]:
-    """Reads an IDX file of unsigned bytes, gzipped or not.
+    """Reads an IDX file of unsigned bytes, gzipped or not; the last few are kept in memory.
 
     Returns:
       Its dimensions, and its values in row order.
@@ -397,11 +514,24 @@ def read_idx(path: str) -> tuple[tuple[int, ...], bytes]:
       DataError: another magic number, or more or fewer bytes than the dimensions say.
     """
     try:
+        status = None if files.is_remote(path) else os.stat(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    version = status and (status.st_ino, status.st_size, status.st_mtime_ns)
+    with _IDX_LOCK:  # or every thread would read it
+        return _read_idx(path, version)
+
+
+@functools.lru_cache(maxsize=4)
+def _read_idx(path: str, _: tuple[int, ...] | None) -> tuple[tuple[int, ...], bytes]:
+    try:
         data = files.read_file(path)
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path}: no whole gzip file: {error}") from error
     wanted = 3 if "idx3" in posixpath.basename(path) else 1
     if data[:4] != bytes([0, 0, 8, wanted]):
         raise DataError(
@@ -436,10 +566,8 @@ def read_source(ref: ImageRef) -> tuple[bytes, tuple[int, int] | None]:
         if not files.is_remote(ref.path) and not stat.S_ISREG(os.stat(ref.path).st_mode):
             raise ImageError("unreadable", "no regular file")
         return files.read_file(ref.path), None
-    except FileNotFoundError as error:
-        raise ImageError("missing", "no such file") from error
     except OSError as error:
-        raise ImageError("unreadable", error.strerror or type(error).__name__) from error
+        raise ImageError(*_read_problem(error)) from error
 
 
 # Screening.
@@ -460,7 +588,8 @@ class Exclusions:
 
 def parse_exclusions(data: bytes) -> Exclusions:
     """Reads keys and sha256, one a line; 64 hex digits may be either and exclude both."""
-    lines = frozenset(os.fsdecode(line.removesuffix(b"\r")) for line in data.split(b"\n")) - {""}
+    rows = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    lines = frozenset(os.fsdecode(row.removesuffix(b"\r")) for row in rows) - {""}
     contents = frozenset(line.lower() for line in lines if _SHA256.fullmatch(line))
     return Exclusions(lines, contents)
 
@@ -472,15 +601,32 @@ def screen_image(
     if ref.key in exclusions.keys:
         return exclusions.reject_key(ref.key)
     if known is not None and ref.label not in known:
-        return Reject(ref.key, ref.path, ref.label, "unknown_label", "not in --class-names")
+        return Reject(ref.key, ref.source, ref.label, "unknown_label", "not in --class-names")
     return ref
+
+
+def screen_reject(reject: Reject, exclusions: Exclusions, *, ref: ImageRef) -> Reject:
+    """Returns the reject, without its names where its key or its content is excluded."""
+    if ref.key in exclusions.keys or (
+        exclusions.contents and hash_source(ref) in exclusions.contents
+    ):
+        return exclusions.reject_key(ref.key)
+    return reject
+
+
+def hash_source(ref: ImageRef) -> str:
+    """Returns the sha256 of a source's bytes in hex, "" where it cannot be read."""
+    try:
+        return hashlib.sha256(read_source(ref)[0]).hexdigest()
+    except ImageError:
+        return ""
 
 
 def hash_excluded(ref: ImageRef, exclusions: Exclusions) -> Iterator[str]:
     """Yields the sha256 of an excluded source, since its copies under other keys go as well."""
-    if ref.key in exclusions.keys:
-        with contextlib.suppress(ImageError):  # what cannot be read has no copy that could be told
-            yield hashlib.sha256(read_source(ref)[0]).hexdigest()
+    # What cannot be read has no copy that could be told.
+    if ref.key in exclusions.keys and (digest := hash_source(ref)):
+        yield digest
 
 
 # The graph's part.
@@ -501,30 +647,28 @@ class ListImages(beam.PTransform):
     def expand(self, inputs: beam.PCollection[Input]) -> dict[str, beam.PCollection]:
         """Lists, then brings each key together to drop what was matched twice."""
         listed = inputs | "ListInputs" >> beam.FlatMap(self._list).with_outputs(
-            "Reject", "Columns", "Skipped", main="ImageRef"
+            "Columns", main="Listed"
         )
-        refs = (
-            listed.ImageRef
+        once = (
+            listed.Listed
             | "HashKey" >> beam.Map(_with_hash)
             | "GroupByKey" >> beam.GroupByKey()
-            # (hash, [ImageRef])
-            | "TakeOnce" >> beam.FlatMapTuple(take_once)
+            # (hash, [ImageRef, Reject or Skipped])
+            | "TakeOnce"
+            >> beam.FlatMap(_take_once).with_outputs("Reject", "Skipped", main="ImageRef")
         )
         return {
-            "refs": refs,
-            "rejects": listed.Reject,
+            "refs": once.ImageRef,
+            "rejects": once.Reject,
             "columns": listed.Columns,
-            "skipped": listed.Skipped,
+            "skipped": once.Skipped,
         }
 
     def _list(self, source: Input) -> Iterator[Any]:
         for item in list_input(
             source, root=self.root, grouping=self.grouping, reserved=self.reserved
         ):
-            if isinstance(item, ImageRef):
-                yield item
-            else:
-                yield pvalue.TaggedOutput(type(item).__name__, item)
+            yield pvalue.TaggedOutput("Columns", item) if isinstance(item, Columns) else item
 
 
 def list_input(
@@ -534,66 +678,109 @@ def list_input(
     if source.kind == "csv":
         return list_csv(source, grouping=grouping, reserved=reserved)
     if source.kind == "idx":
-        return list_idx(source, grouping=grouping)
+        return list_idx(source)
     return list_glob(source, root=root, grouping=grouping)
 
 
-def _with_hash(ref: ImageRef) -> tuple[int, ImageRef]:
+def _with_hash(item: ImageRef | Reject | Skipped) -> tuple[int, ImageRef | Reject | Skipped]:
+    name = item.path if isinstance(item, Skipped) else item.key
     # Unseeded and signed: the runner's integer coder has 64 bits with a sign.
-    return stable_hash(ref.key, seed=0)[0] - (1 << 63), ref
+    return stable_hash(name, seed=0)[0] - (1 << 63), item
 
 
-def take_once(_: int, refs: Iterable[ImageRef]) -> Iterator[ImageRef]:
-    """Yields one ref for each key.
+def _take_once(group: tuple[int, Iterable[ImageRef | Reject | Skipped]]) -> Iterator[Any]:
+    for item in take_once(*group):
+        if isinstance(item, ImageRef):
+            yield item
+        else:
+            yield pvalue.TaggedOutput(type(item).__name__, item)
+
+
+def take_once(
+    _: int, items: Iterable[ImageRef | Reject | Skipped]
+) -> Iterator[ImageRef | Reject | Skipped]:
+    """Yields one ref for each key, and every reject and system file once.
 
     Raises:
       DataError: two different inputs have one key; names both.
     """
-    seen: dict[str, ImageRef] = {}
-    for ref in refs:
-        other = seen.setdefault(ref.key, ref)
-        if other != ref:
-            first, second = sorted((_describe(other), _describe(ref)))
+    refs: dict[str, ImageRef] = {}
+    others: dict[Reject | Skipped, None] = {}
+    for item in items:
+        if not isinstance(item, ImageRef):
+            others[item] = None
+            continue
+        other = refs.setdefault(item.key, item)
+        # A CSV does not tell the size, a glob does.
+        if dataclasses.replace(other, size=item.size) != item:
+            first, second = sorted((_describe(other, item), _describe(item, other)))
             raise DataError(
-                f"two inputs have the key {ref.key!r}: {first} and {second}; keys must be unique: "
+                f"two inputs have the key {item.key!r}: {first} and {second}; keys must be unique: "
                 "widen --root, or give a CSV with a column key"
             )
-    yield from seen.values()
+        if item.size > other.size:
+            refs[item.key] = item
+    rejected = {(item.key, item.path) for item in others if isinstance(item, Reject)}
+    yield from (ref for ref in refs.values() if (ref.key, ref.path) not in rejected)
+    yield from others
 
 
-def _describe(ref: ImageRef) -> str:
-    return f"{ref.source} (label {ref.label}{', split ' + ref.split if ref.split else ''})"
+def _describe(ref: ImageRef, other: ImageRef) -> str:
+    facts = [f"label {ref.label}"]
+    if ref.split:
+        facts.append(f"split {ref.split}")
+    if ref.group != other.group:
+        facts.append(f"group {ref.group}")
+    differing = (pair for pair in ref.features if pair not in other.features)
+    facts += [f"{name} {value!r}" for name, value in differing]
+    return f"{ref.source} ({', '.join(facts)})"
 
 
 @dataclasses.dataclass
 class ScreenImages(beam.PTransform):
     """Takes out what --exclude and --class-names keep out.
 
-    Returns a dict of PCollections: `refs` (ImageRef), `rejects` (Reject) and `exclusions`
-    (one Exclusions, completed with the contents of the excluded keys).
+    Expands on what ListImages returns. Returns a dict of PCollections: `refs` (ImageRef),
+    `rejects` (Reject; the listing's among them, without the names of what is excluded) and
+    `exclusions` (one Exclusions, completed with the contents of the excluded keys).
     """
 
     exclude: str | None
     known: frozenset[str] | None
 
-    def expand(self, refs: beam.PCollection[ImageRef]) -> dict[str, beam.PCollection]:
+    def expand(self, listed: dict[str, beam.PCollection]) -> dict[str, beam.PCollection]:
         """Reads the file of exclusions in the graph: it may be long."""
+        refs = listed["refs"]
         exclusions = (
             refs.pipeline
             | "ExcludeFile" >> beam.Create([self.exclude])
             | "ReadExclusions" >> beam.Map(read_exclusions)
         )
         keys = pvalue.AsSingleton(exclusions)
+        contents = refs | "HashExcluded" >> beam.FlatMap(hash_excluded, keys)
+        complete = exclusions | "AddContents" >> beam.Map(add_contents, pvalue.AsIter(contents))
         screened = refs | "Screen" >> beam.FlatMap(self._screen, keys).with_outputs(
             "Reject", main="ImageRef"
         )
-        contents = refs | "HashExcluded" >> beam.FlatMap(hash_excluded, keys)
-        complete = exclusions | "AddContents" >> beam.Map(add_contents, pvalue.AsIter(contents))
-        return {"refs": screened.ImageRef, "rejects": screened.Reject, "exclusions": complete}
+        rejects = (
+            (listed["rejects"] | "WithRef" >> beam.Map(_with_ref), screened.Reject)
+            | "AllRejects" >> beam.Flatten()
+            # (ImageRef, Reject)
+            | "ScreenRejects" >> beam.MapTuple(_screen_reject, pvalue.AsSingleton(complete))
+        )
+        return {"refs": screened.ImageRef, "rejects": rejects, "exclusions": complete}
 
     def _screen(self, ref: ImageRef, exclusions: Exclusions) -> Iterator[Any]:
         item = screen_image(ref, exclusions, known=self.known)
-        yield item if isinstance(item, ImageRef) else pvalue.TaggedOutput("Reject", item)
+        yield item if isinstance(item, ImageRef) else pvalue.TaggedOutput("Reject", (ref, item))
+
+
+def _with_ref(reject: Reject) -> tuple[ImageRef, Reject]:
+    return ImageRef(reject.key, reject.path, reject.label), reject
+
+
+def _screen_reject(ref: ImageRef, reject: Reject, exclusions: Exclusions) -> Reject:
+    return screen_reject(reject, exclusions, ref=ref)
 
 
 def read_exclusions(path: str | None) -> Exclusions:
