@@ -61,6 +61,9 @@ def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
     remote = any("runner" in arg.lower() and "dataflow" in arg.lower() for arg in beam_args)
     # Dataflow's job id is printed at INFO; the local runner's INFO is of no use to anyone.
     logging.basicConfig(level=logging.INFO if remote else logging.WARNING)
+    if not remote and not args.debug:
+        # The local runner logs a worker's traceback beside raising it; our line says it once.
+        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     # What decoders grumble about shows in the outcome: a record, or a reject with its reason.
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
     from pipeline.ingest import ingest_images

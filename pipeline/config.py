@@ -239,11 +239,10 @@ def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
     Raises:
       UsageError: the arguments are wrong.
     """
-    if args.resume:
-        raise UsageError("--resume: not yet available; use --overwrite to begin again")
-    _one_of("--duplicates", args.duplicates, DUPLICATE_MODES)
-    if args.duplicates != "keep":
-        raise UsageError(f"--duplicates {args.duplicates}: not yet available; use keep")
+    _refuse_not_yet(args)
+    for flag in ("output", "root", "class_names", "exclude"):
+        if getattr(args, flag) == "":
+            raise UsageError(f"--{flag.replace('_', '-')} '': is empty; give a path")
     _one_of("--new-classes", args.new_classes, ("reject", "append"))
     _one_of("--schema", args.schema, SCHEMAS)
     if args.new_classes == "append" and not args.class_names:
@@ -285,6 +284,14 @@ def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
         exclude=_absolute(args.exclude) if args.exclude else None,
         overwrite=args.overwrite,
     )
+
+
+def _refuse_not_yet(args: argparse.Namespace) -> None:
+    if args.resume:
+        raise UsageError("--resume: not yet available; use --overwrite to begin again")
+    _one_of("--duplicates", args.duplicates, DUPLICATE_MODES)
+    if args.duplicates != "keep":
+        raise UsageError(f"--duplicates {args.duplicates}: not yet available; use keep")
 
 
 def _one_of(flag: str, value: str, allowed: Sequence[str]) -> None:

@@ -5,22 +5,18 @@ tpufeed ingest --input 'photos/*/*.jpg' --output records --split train=0.9,valid
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import logging
 import os
-import queue
 import re
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import apache_beam as beam
 from apache_beam import pvalue
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 
 from pipeline import __version__
-from pipeline.config import IngestConfig, UsageError
+from pipeline.config import IngestConfig
+from pipeline.runner import plan_run, run_pipeline
 from transforms import files
 from transforms.example import feature_specs
 from transforms.manifest import (
@@ -45,10 +41,6 @@ from transforms.write import (
     WriteShards,
 )
 
-_LOGGER = logging.getLogger(__name__)
-# Beam's DirectRunner is a switch that first tries to download another runner.
-_LOCAL_RUNNERS = ("", "directrunner", "switchingdirectrunner", "fnapirunner")
-_LOCAL_RUNNER = "FnApiRunner"
 _OURS = re.compile(
     rf"(?:{re.escape(INDEX_FOLDER)}/)?{SHARD_NAME.pattern}(?:\.tfrecord|\.parquet|\.idx)"
     rf"|{re.escape(files.WORK_FOLDER)}/.+\.[0-9a-f]{{32}}"
@@ -83,7 +75,7 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
         config.output,
         policy=policy,
         seed=config.seed,
-        threads=config.threads or os.cpu_count() or 1,
+        threads=config.threads or 1,
         plan=pvalue.AsSingleton(plan),
         labels=pvalue.AsSingleton(labels),
         exclusions=pvalue.AsSingleton(screened["exclusions"]),
@@ -116,49 +108,18 @@ def ingest_images(config: IngestConfig, beam_args: Sequence[str] = ()) -> Manife
       beam_args: options for Beam, such as "--runner=DataflowRunner".
 
     Raises:
-      UsageError: an option that Beam does not know.
+      UsageError: an option that Beam does not know, or lacks.
       DataError: the inputs or the output are not as they must be; one line with the remedy.
     """
-    options = make_options(beam_args)
-    config = resolve_config(config, options)
+    plan = plan_run(beam_args)
+    config = resolve_config(config, threads=plan.threads)
     prepare_output(config)
-    pipeline = beam.Pipeline(options=options)
-    build(pipeline, config)
-    _run(pipeline, options)
+    run_pipeline(plan, lambda root: build(root, config))
     _remove_work_folder(config.output)
     return load_manifest(config.output)
 
 
-def make_options(beam_args: Sequence[str]) -> PipelineOptions:
-    """Returns Beam's options, the runner settled.
-
-    Raises:
-      UsageError: Beam does not know an option; Beam itself would only warn.
-    """
-    parser = _BeamOptions(prog="tpufeed ingest", add_help=False, allow_abbrev=False)
-    for options in PipelineOptions.__subclasses__():
-        options._add_argparse_args(parser)
-    _, unknown = parser.parse_known_args(list(beam_args))
-    if unknown:
-        if not unknown[0].startswith("-"):
-            raise UsageError(
-                f"{unknown[0]}: belongs to no option; quote the pattern of --input, or the shell "
-                "expands it"
-            )
-        raise UsageError(f"{unknown[0]}: neither tpufeed nor Beam has such an option")
-    result = PipelineOptions(list(beam_args))
-    standard = result.view_as(StandardOptions)
-    if (standard.runner or "").rpartition(".")[2].lower() in _LOCAL_RUNNERS:
-        standard.runner = _LOCAL_RUNNER
-    return result
-
-
-class _BeamOptions(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(message)
-
-
-def resolve_config(config: IngestConfig, options: PipelineOptions) -> IngestConfig:
+def resolve_config(config: IngestConfig, *, threads: int = 1) -> IngestConfig:
     """Returns the configuration with all that must be looked up before the graph is built."""
     inputs = tuple(map(_fetch_input, config.inputs))
     roots = [source.pattern for source in inputs if source.kind == "glob"]
@@ -173,7 +134,7 @@ def resolve_config(config: IngestConfig, options: PipelineOptions) -> IngestConf
         inputs=inputs,
         root=root,
         known_labels=known,
-        threads=config.threads or _threads(options),
+        threads=config.threads or threads,
     )
 
 
@@ -183,21 +144,6 @@ def _fetch_input(source: Input) -> Input:
     from pipeline.mnist import fetch_mnist
 
     return dataclasses.replace(source, pattern=IDX_PREFIX + fetch_mnist())
-
-
-def _threads(options: PipelineOptions) -> int:
-    """Threads for each shard: the cores, shared between the workers of the local runner."""
-    cores = os.cpu_count() or 1
-    direct = options.view_as(DirectOptions)
-    if options.view_as(StandardOptions).runner != _LOCAL_RUNNER:
-        return cores
-    workers = direct.direct_num_workers or cores
-    if direct.direct_running_mode in ("multi_processing", "multi_threading"):
-        return max(1, cores // workers)
-    # In one process the workers are our threads; Beam would warn about more than one of its own.
-    asked = "direct_num_workers" in options.get_all_options(drop_default=True)
-    direct.direct_num_workers = 1
-    return workers if asked else cores
 
 
 def read_class_names(path: str) -> tuple[str, ...]:
@@ -265,67 +211,3 @@ def _remove_work_folder(output: str) -> None:
     if not files.is_remote(output):
         with contextlib.suppress(OSError):  # another attempt's files are still in it
             os.rmdir(files.join(output, files.WORK_FOLDER))
-
-
-def _run(pipeline: beam.Pipeline, options: PipelineOptions) -> None:
-    """Runs to the end; what a worker raised comes out as one line.
-
-    Raises:
-      DataError: from a worker, as it was raised there.
-      RuntimeError: any other failure, on one line; its cause has the rest.
-    """
-    outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            pipeline.run().wait_until_finish()
-            outcome.put(None)
-        except BaseException as error:
-            outcome.put(error)
-
-    with _watch_workers(outcome):
-        if options.view_as(DirectOptions).direct_running_mode == "multi_processing":
-            # The runner waits for ever for a dead worker, so it must not be this thread.
-            threading.Thread(target=run, daemon=True).start()
-        else:
-            run()
-        failure = outcome.get()
-    if failure is None:
-        return
-    if not isinstance(failure, Exception):
-        raise failure
-    line = _last_line(str(failure))
-    if found := re.search(r"\bDataError: (.*)", line):
-        raise DataError(found[1]) from failure
-    raise RuntimeError(line) from failure
-
-
-@contextlib.contextmanager
-def _watch_workers(outcome: queue.SimpleQueue[BaseException | None]) -> Iterator[None]:
-    """Reports a dead worker process: Beam waits for each in a thread, which then raises."""
-    before = threading.excepthook
-
-    def hook(args: threading.ExceptHookArgs) -> None:
-        if args.thread and args.thread.name == "run_worker":
-            outcome.put(
-                RuntimeError(
-                    f"a worker process died ({args.exc_value}): nothing was completed; run again "
-                    "with --overwrite, without worker processes if it was short of memory"
-                )
-            )
-        else:
-            before(args)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = before
-
-
-def _last_line(text: str) -> str:
-    """Returns what a worker's traceback ends with, without Beam's own remarks."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*: ", line)]
-    line = (named or lines or ["failed without a message"])[-1]
-    return re.sub(r" \[while running '.*'\]$", "", line)

@@ -185,7 +185,15 @@ def check_sources(
             _check_source(directory, contents, shard, row, listed.get(key))
         except (OSError, ValueError) as error:
             findings.append(f"{shard}: record {key!r}: {error}")
-    return findings[:_MOST_FINDINGS]
+    return shorten(findings, limit=_MOST_FINDINGS)
+
+
+def shorten(findings: list[str], *, limit: int) -> list[str]:
+    """Returns the first findings and, where there are more than the limit, how many more."""
+    if len(findings) <= limit:
+        return findings
+    file = findings[limit].partition(":")[0]
+    return [*findings[:limit], f"{file}: and {len(findings) - limit} more findings"]
 
 
 def _pair(

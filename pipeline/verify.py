@@ -21,6 +21,7 @@ import google_crc32c
 import pyarrow
 import pyarrow.parquet
 
+from pipeline.reference import check_picture, check_sources, shorten
 from transforms import example, files, manifest
 from transforms.manifest import Manifest, Shard
 from transforms.shards import SHARD_NAME, SHARD_SUFFIX, place_of, shard_of
@@ -148,8 +149,6 @@ def verify_dataset(directory: str, *, depth: str = "full", sources: int = 0) -> 
     if depth != "quick" and not checker.findings:
         checker.check_whole()
     if sources and not checker.findings:
-        from pipeline.reference import check_sources
-
         checker.findings += check_sources(directory, contents, count=sources, rows=checker.rows)
     return checker.findings
 
@@ -236,7 +235,7 @@ class _Checker:
         if depth != "quick":
             before = len(self.findings)
             _ShardChecker(self, split, shard, rows, depth == "deep").run(path)
-            del self.findings[before + _MOST_FINDINGS_A_FILE :]
+            self.findings[before:] = shorten(self.findings[before:], limit=_MOST_FINDINGS_A_FILE)
 
     def _read_index(self, shard: Shard) -> list[dict[str, Any]]:
         data = files.read_file(files.join(self.directory, *_index_names(shard.name)[0].split("/")))
@@ -422,8 +421,6 @@ class _ShardChecker:
             expected = [float(i == class_id) for i in range(len(contents.labels))]
             _agree("one_hot_class", features["one_hot_class"][1], expected)
         if self.deep:
-            from pipeline.reference import check_picture
-
             check_picture(record, contents, row)
 
     def _check_order(self) -> None:

@@ -1,0 +1,219 @@
+"""Runs a Beam pipeline: Beam's options checked, the local runner settled, dead workers noticed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import glob
+import os
+import queue
+import re
+import shlex
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+
+from pipeline.config import UsageError
+from transforms.records import DataError
+
+# Beam's DirectRunner is a switch that first tries to download another runner.
+_LOCAL_RUNNERS = ("", "directrunner", "switchingdirectrunner", "fnapirunner")
+_LOCAL_RUNNER = "FnApiRunner"
+_WORKER = "apache_beam.runners.worker.sdk_worker_main"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """How a pipeline is run.
+
+    Attributes:
+      options: Beam's.
+      threads: for each shard that is being written.
+      processes: whether the local runner starts worker processes.
+    """
+
+    options: PipelineOptions
+    threads: int
+    processes: bool
+
+
+def plan_run(beam_args: Sequence[str]) -> RunPlan:
+    """Returns how to run.
+
+    In one process, the default, Beam's --direct_num_workers is the number of threads inside a
+    shard: one a core unless it is given. Workers of Beam's own share the cores between them.
+
+    Raises:
+      UsageError: Beam does not know an option (it would only warn), or a value of it.
+    """
+    options = PipelineOptions(_check_options(beam_args))
+    standard = options.view_as(StandardOptions)
+    local = (standard.runner or "").rpartition(".")[2].lower() in _LOCAL_RUNNERS
+    cores = os.cpu_count() or 1
+    if not local:
+        return RunPlan(options, cores, processes=False)
+    standard.runner = _LOCAL_RUNNER
+    direct = options.view_as(DirectOptions)
+    asked = "direct_num_workers" in options.get_all_options(drop_default=True)
+    workers = direct.direct_num_workers or cores
+    processes = direct.direct_running_mode == "multi_processing"
+    if processes or direct.direct_running_mode == "multi_threading":
+        return RunPlan(options, max(1, cores // workers), processes)
+    direct.direct_num_workers = 1
+    return RunPlan(options, workers if asked else cores, processes)
+
+
+def _check_options(beam_args: Sequence[str]) -> list[str]:
+    parser = _BeamOptions(prog="tpufeed ingest", add_help=False, allow_abbrev=False)
+    for options in PipelineOptions.__subclasses__():
+        options._add_argparse_args(parser)
+    _, unknown = parser.parse_known_args(list(beam_args))
+    if not unknown:
+        return list(beam_args)
+    if not unknown[0].startswith("-"):
+        raise UsageError(
+            f"{unknown[0]}: belongs to no option; quote the pattern of --input, or the shell "
+            "expands it"
+        )
+    raise UsageError(f"{unknown[0]}: neither tpufeed nor Beam has such an option")
+
+
+class _BeamOptions(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UsageError(message)
+
+
+def run_pipeline(plan: RunPlan, build: Callable[[beam.Pipeline], Any]) -> None:
+    """Runs to the end what `build` adds to a pipeline; a worker's error comes out as one line.
+
+    Raises:
+      UsageError: there is no such runner, or it lacks an option.
+      DataError: from a worker, as it was raised there.
+      RuntimeError: any other failure, on one line; its cause has the rest.
+    """
+    with _worker_log(plan) as log:
+        try:
+            pipeline = beam.Pipeline(
+                runner=_process_runner(plan, log) if plan.processes else None, options=plan.options
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        build(pipeline)
+        failure = _wait(pipeline, log) if plan.processes else _try(pipeline)
+    if failure is None:
+        return
+    if isinstance(failure, DataError) or not isinstance(failure, Exception):
+        raise failure
+    line = _last_line(str(failure))
+    if found := re.search(r"\bDataError: (.*)", line):
+        raise DataError(found[1]) from failure
+    raise RuntimeError(line) from failure
+
+
+def _try(pipeline: beam.Pipeline) -> BaseException | None:
+    try:
+        pipeline.run().wait_until_finish()
+    except BaseException as error:
+        return error
+    return None
+
+
+@contextlib.contextmanager
+def _worker_log(plan: RunPlan) -> Iterator[str]:
+    if not plan.processes:
+        yield os.devnull
+        return
+    with tempfile.TemporaryDirectory(prefix="tpufeed-") as folder:
+        yield os.path.join(folder, "workers.log")
+
+
+def _process_runner(plan: RunPlan, log: str) -> beam.runners.PipelineRunner:
+    """The local runner with worker processes, as --direct_running_mode=multi_processing has them.
+
+    Beam's own command line for them breaks on a path with a space, leaves a shell in between that
+    announces its child's death, and lets every worker print its tracebacks beside ours.
+    """
+    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+    from apache_beam.transforms.environments import SubprocessSDKEnvironment
+
+    plan.options.view_as(DirectOptions).direct_running_mode = "in_memory"
+    command = f"exec {shlex.quote(sys.executable)} -m {_WORKER} 2>>{shlex.quote(log)}"
+    return FnApiRunner(SubprocessSDKEnvironment.from_command_string(command))
+
+
+def _wait(pipeline: beam.Pipeline, log: str) -> BaseException | None:
+    """Runs in another thread, since the runner waits for ever for a dead worker process.
+
+    Beam waits for each process in a thread of its own, named run_worker, which then raises.
+    """
+    outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if args.thread and args.thread.name == "run_worker":
+            _end_workers()
+            outcome.put(RuntimeError(_describe_death(args.exc_value, log)))
+        elif not _is_beams(args):  # its connections break with the worker: no news
+            before(args)
+
+    threading.excepthook = hook
+    try:
+        threading.Thread(target=lambda: outcome.put(_try(pipeline)), daemon=True).start()
+        return outcome.get()
+    finally:
+        threading.excepthook = before
+
+
+def _is_beams(args: threading.ExceptHookArgs) -> bool:
+    trace = args.exc_traceback
+    while trace is not None:
+        if os.sep + "apache_beam" + os.sep in trace.tb_frame.f_code.co_filename:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _describe_death(error: BaseException | None, log: str) -> str:
+    with contextlib.suppress(OSError), open(log, errors="replace") as file:
+        said = [line.strip() for line in file if line.strip()]
+        last = f"; it said: {said[-1][:200]}" if said else ""
+        return (
+            f"a worker process died ({error}{last}): nothing was completed; run again with "
+            "--overwrite, without worker processes if it was short of memory"
+        )
+    return f"a worker process did not start ({error}): run without worker processes"
+
+
+def _end_workers() -> None:
+    """Ends the other worker processes, which would wait for ever too.
+
+    Beam keeps no handle of them; they are those descendants of this process, as /proc tells, that
+    run its worker. Where there is no /proc they end by themselves once this process has.
+    """
+    children: dict[int, list[int]] = {}
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError), open(path) as file:
+            parent = int(file.read().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.split("/")[2]))
+    family = [os.getpid()]
+    for pid in family:
+        family += children.get(pid, [])
+    for pid in family[1:]:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            if _WORKER.encode() in file.read():
+                os.kill(pid, signal.SIGKILL)
+
+
+def _last_line(text: str) -> str:
+    """Returns what a worker's traceback ends with, without Beam's own remarks."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*: ", line)]
+    line = (named or lines or ["failed without a message"])[-1]
+    return re.sub(r" \[while running '.*'\]$", "", line)
