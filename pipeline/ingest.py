@@ -30,7 +30,7 @@ from transforms.manifest import (
 )
 from transforms.records import IDX_PREFIX, DataError, Input
 from transforms.shards import SHARD_NAME
-from transforms.sources import ListImages, ScreenImages, common_root
+from transforms.sources import ListImages, ScreenImages, check_matches, common_root
 from transforms.stats import AssignSplits, DecideLabels, PlanShards
 from transforms.write import (
     ManifestHeader,
@@ -122,6 +122,8 @@ def ingest_images(config: IngestConfig, beam_args: Sequence[str] = ()) -> Manife
 def resolve_config(config: IngestConfig, *, threads: int = 1) -> IngestConfig:
     """Returns the configuration with all that must be looked up before the graph is built."""
     inputs = tuple(map(_fetch_input, config.inputs))
+    for source in inputs:
+        check_matches(source)  # before --overwrite removes anything
     roots = [source.pattern for source in inputs if source.kind == "glob"]
     root = config.root or (common_root(roots) if roots else "/")
     known = config.known_labels

@@ -51,13 +51,15 @@ def plan_run(beam_args: Sequence[str]) -> RunPlan:
     shard: one a core unless it is given. Workers of Beam's own share the cores between them.
 
     Raises:
-      UsageError: Beam does not know an option (it would only warn), or a value of it.
+      UsageError: Beam does not know an option (it would only warn), or a value of it, or lacks
+        one; or there is no such runner.
     """
     options = PipelineOptions(_check_options(beam_args))
     standard = options.view_as(StandardOptions)
     local = (standard.runner or "").rpartition(".")[2].lower() in _LOCAL_RUNNERS
     cores = os.cpu_count() or 1
     if not local:
+        _make_pipeline(options)  # now, before --overwrite removes anything
         return RunPlan(options, cores, processes=False)
     standard.runner = _LOCAL_RUNNER
     direct = options.view_as(DirectOptions)
@@ -90,28 +92,32 @@ class _BeamOptions(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+def _make_pipeline(
+    options: PipelineOptions, runner: beam.runners.PipelineRunner | None = None
+) -> beam.Pipeline:
+    try:
+        return beam.Pipeline(runner=runner, options=options)
+    except ValueError as error:  # no such runner, or it lacks an option
+        raise UsageError(str(error)) from error
+
+
 def run_pipeline(plan: RunPlan, build: Callable[[beam.Pipeline], Any]) -> None:
     """Runs to the end what `build` adds to a pipeline; a worker's error comes out as one line.
 
     Raises:
-      UsageError: there is no such runner, or it lacks an option.
       DataError: from a worker, as it was raised there.
       RuntimeError: any other failure, on one line; its cause has the rest.
     """
     with _worker_log(plan) as log:
-        try:
-            pipeline = beam.Pipeline(
-                runner=_process_runner(plan, log) if plan.processes else None, options=plan.options
-            )
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        runner = _process_runner(plan, log) if plan.processes else None
+        pipeline = _make_pipeline(plan.options, runner)
         build(pipeline)
         failure = _wait(pipeline, log) if plan.processes else _try(pipeline)
     if failure is None:
         return
-    if isinstance(failure, DataError) or not isinstance(failure, Exception):
+    if not isinstance(failure, Exception):
         raise failure
-    line = _last_line(str(failure))
+    line = _last_line(f"{type(failure).__name__}: {failure}")
     if found := re.search(r"\bDataError: (.*)", line):
         raise DataError(found[1]) from failure
     raise RuntimeError(line) from failure
