@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
+from typing import Any
 
 # Reasons in rejects.jsonl. The second group does not count against --max-reject-rate.
 FAULTS = (
@@ -93,7 +95,7 @@ class Grouping:
         return group
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class ImageRef:
     """One input: where it lies and what it is called. Some 200 bytes; never pixels.
 
@@ -117,14 +119,19 @@ class ImageRef:
     item: int = -1
     features: tuple[tuple[str, bytes | int | float], ...] = ()
 
-    def __reduce__(self) -> tuple[type[ImageRef], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Pickles the values alone: the runner holds every ref, and names would double them."""
-        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+        return _restore_ref, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     @property
     def source(self) -> str:
         """The path, with the picture's index for an IDX file: `path#42`."""
         return self.path if self.item < 0 else f"{self.path}#{self.item}"
+
+
+def _restore_ref(key: str, path: str, label: str, split: str, *rest: Any) -> ImageRef:
+    # Labels and splits are few, refs are many: each name is kept once.
+    return ImageRef(key, path, sys.intern(label), sys.intern(split), *rest)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -148,6 +148,14 @@ def list_glob(source: Input, *, root: str, grouping: Grouping) -> Iterator[Liste
         raise DataError(_nothing_matches(source.pattern))
 
 
+def check_matches(source: Input) -> None:
+    """Raises DataError where a local pattern matches nothing; stops at the first match."""
+    if source.kind != "idx" and not files.is_remote(source.pattern):
+        for _ in _match(source.pattern):
+            return
+        raise DataError(_nothing_matches(source.pattern))
+
+
 def _nothing_matches(pattern: str) -> str:
     hint = "wildcards are *, **, ? and [...]; * stops at /, case counts"
     if "{" in pattern:
@@ -756,9 +764,12 @@ class ScreenImages(beam.PTransform):
             | "ExcludeFile" >> beam.Create([self.exclude])
             | "ReadExclusions" >> beam.Map(read_exclusions)
         )
-        keys = pvalue.AsSingleton(exclusions)
-        contents = refs | "HashExcluded" >> beam.FlatMap(hash_excluded, keys)
-        complete = exclusions | "AddContents" >> beam.Map(add_contents, pvalue.AsIter(contents))
+        keys: Any = Exclusions()  # as a value: a side input would have the runner hold all refs
+        complete = exclusions
+        if self.exclude is not None:
+            keys = pvalue.AsSingleton(exclusions)
+            contents = refs | "HashExcluded" >> beam.FlatMap(hash_excluded, keys)
+            complete = exclusions | "AddContents" >> beam.Map(add_contents, pvalue.AsIter(contents))
         screened = refs | "Screen" >> beam.FlatMap(self._screen, keys).with_outputs(
             "Reject", main="ImageRef"
         )
@@ -766,7 +777,7 @@ class ScreenImages(beam.PTransform):
             (listed["rejects"] | "WithRef" >> beam.Map(_with_ref), screened.Reject)
             | "AllRejects" >> beam.Flatten()
             # (ImageRef, Reject)
-            | "ScreenRejects" >> beam.MapTuple(_screen_reject, pvalue.AsSingleton(complete))
+            | "ScreenRejects" >> beam.Map(_screen_reject, pvalue.AsSingleton(complete))
         )
         return {"refs": screened.ImageRef, "rejects": rejects, "exclusions": complete}
 
@@ -779,7 +790,8 @@ def _with_ref(reject: Reject) -> tuple[ImageRef, Reject]:
     return ImageRef(reject.key, reject.path, reject.label), reject
 
 
-def _screen_reject(ref: ImageRef, reject: Reject, exclusions: Exclusions) -> Reject:
+def _screen_reject(pair: tuple[ImageRef, Reject], exclusions: Exclusions) -> Reject:
+    ref, reject = pair
     return screen_reject(reject, exclusions, ref=ref)
 
 

@@ -235,7 +235,7 @@ class WriteShards(beam.io.WriteToTFRecord):
     it is whole, after its index.
 
     Expands on a PCollection of ImageRef that know their split. Returns a dict of PCollections:
-    `summaries` (ShardSummary), `rejects` (Reject) and `contents` ((sha256, (key, label))).
+    `summaries` (ShardSummary), `rejects` (Reject) and `contents` ((sha256 in bytes, (key, label))).
     """
 
     def __init__(
@@ -276,15 +276,12 @@ class WriteShards(beam.io.WriteToTFRecord):
 
     def expand(self, refs: beam.PCollection[ImageRef]) -> dict[str, beam.PCollection]:
         """Brings each shard's references together; every planned shard is written, full or not."""
-        planned = (
-            refs.pipeline
-            | "Once" >> beam.Create([None])
-            | "PlannedShards" >> beam.FlatMap(_planned_shards, self._plan)
-        )
-        placed = refs | "PlaceImages" >> beam.Map(_place, self._plan, seed=self._seed)
+        once = refs.pipeline | "Once" >> beam.Create([None])
         written = (
-            (planned, placed)
-            | "WithEmptyShards" >> beam.Flatten()
+            # Joined before they are placed: joined after, all would be held once more.
+            (refs, once)
+            | "AndOnce" >> beam.Flatten()
+            | "PlaceImages" >> beam.FlatMap(_place, self._plan, seed=self._seed)
             | "GroupShards" >> beam.GroupByKey()
             # ((split, index, count), [ImageRef or None])
             | "WriteShard"
@@ -328,7 +325,7 @@ class WriteShards(beam.io.WriteToTFRecord):
         for reject in rejects:
             yield pvalue.TaggedOutput("Reject", reject)
         for row in rows:
-            content = (row["source_sha256"], (row["key"], row["label"]))
+            content = (bytes.fromhex(row["source_sha256"]), (row["key"], row["label"]))
             yield pvalue.TaggedOutput("Content", content)
 
     def _write_files(
@@ -365,15 +362,17 @@ class WriteShards(beam.io.WriteToTFRecord):
         return split + self._sink.shard_name_format % {"shard_num": index, "num_shards": count}
 
 
-def _planned_shards(_: None, plan: Mapping[str, int]) -> Iterator[tuple[ShardKey, None]]:
+def _place(
+    ref: ImageRef | None, plan: Mapping[str, int], *, seed: int
+) -> Iterator[tuple[ShardKey, ImageRef | None]]:
+    """Gives an image to its shard, and None, which comes once, to every planned shard."""
+    if ref is not None:
+        count = plan[ref.split]
+        yield (ref.split, shard_of(ref.key, count=count, seed=seed), count), ref
+        return
     for split, count in plan.items():
         for index in range(count):
             yield (split, index, count), None
-
-
-def _place(ref: ImageRef, plan: Mapping[str, int], *, seed: int) -> tuple[ShardKey, ImageRef]:
-    count = plan[ref.split]
-    return (ref.split, shard_of(ref.key, count=count, seed=seed), count), ref
 
 
 def write_index(folder: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -419,7 +418,7 @@ class WriteRejects(beam.PTransform):
 
 
 def write_duplicates(
-    groups: Iterable[tuple[str, Sequence[tuple[str, str]]]], *, output: str
+    groups: Iterable[tuple[bytes, Sequence[tuple[str, str]]]], *, output: str
 ) -> int:
     """Writes duplicates.jsonl, sorted by sha256; returns the number of its lines.
 
@@ -428,7 +427,11 @@ def write_duplicates(
       output: the data set's folder.
     """
     lines = [
-        {"sha256": digest, "keys": [key for key, _ in pairs], "labels": [lab for _, lab in pairs]}
+        {
+            "sha256": digest.hex(),
+            "keys": [key for key, _ in pairs],
+            "labels": [lab for _, lab in pairs],
+        }
         for digest, pairs in sorted(groups)
     ]
     files.write_file(output, DUPLICATES, _json_lines(lines))
@@ -442,7 +445,7 @@ class WriteDuplicates(beam.PTransform):
     output: str
 
     def expand(
-        self, contents: beam.PCollection[tuple[str, tuple[str, str]]]
+        self, contents: beam.PCollection[tuple[bytes, tuple[str, str]]]
     ) -> beam.PCollection[int]:
         """Brings equal contents together and keeps those that stand under several keys."""
         return (
