@@ -134,7 +134,7 @@ def _largest_remainder(records: Mapping[str, int], *, total: int) -> dict[str, i
     exact = {split: Fraction(total * n, everything) for split, n in records.items()}
     # A share is held between 1 and the split's records; what that takes or frees goes to the
     # split that is then furthest below (or above) its exact share. Ties go by name.
-    given = {split: min(max(1, int(share)), records[split]) for split, share in exact.items()}
+    given = {split: max(1, int(share)) for split, share in exact.items()}
     while (short := total - sum(given.values())) != 0:
         step = 1 if short > 0 else -1
         movable = [s for s in given if 1 <= given[s] + step <= records[s]]
