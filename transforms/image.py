@@ -6,6 +6,7 @@ Pixels are touched here and nowhere else. Pillow is the decoder; docs/pixels.md 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import math
 import re
@@ -56,6 +57,8 @@ _FOREIGN_SIGNATURES = (
     (b"\xff\x0a", "JPEG XL"),
     (b"8BPS", "PSD"),
     (b"\0\0\1\0", "ICO"),
+    (b"\0\0\2\0\0\0\0\0", "TGA"),  # TGA has no signature: true colour, as it is and run length
+    (b"\0\0\x0a\0\0\0\0\0", "TGA"),
     (b"\0\0\2\0", "CUR"),
     (b"icns", "ICNS"),
     (b"qoif", "QOI"),
@@ -188,27 +191,33 @@ def decode_image(data: bytes, *, policy: PixelPolicy) -> DecodedImage:
         source, size, turned = _load(data, format_, policy)
     except ImageError:
         raise
-    except Image.UnidentifiedImageError as error:
-        raise ImageError("unidentified", f"{format_}: {_one_line(error)}") from error
-    except (MemoryError, Image.DecompressionBombError) as error:
-        raise ImageError("too_large", f"{format_}: {_one_line(error)}") from error
     except Exception as error:
         # Decoders raise whatever their parsing trips over (struct.error, KeyError, SyntaxError,
         # ZeroDivisionError ...). This is the one place where any of it means "a bad file".
-        reason = "truncated" if "truncated" in str(error).lower() else "corrupt"
-        raise ImageError(reason, f"{format_}: {_one_line(error)}") from error
+        raise _explain_error(error, format_, policy) from error
     orientation = _orientation_of(source)
     image = _to_eight_bit(source, policy)
     if orientation != 1:
         image = image.transpose(_UPRIGHT[orientation])
         size = size[::-1] if orientation >= 5 else size
-    plain = (
-        source.format == "JPEG"
-        and source.mode == _mode(policy)
-        and orientation == 1
-        and _is_common_jpeg(data)
-    )
+    plain = source.format == "JPEG" and orientation == 1 and source.mode == _mode(policy)
+    plain = plain and _is_common_jpeg(data)
     return DecodedImage(image, *size, orientation=turned or orientation, plain=plain)
+
+
+def _explain_error(error: Exception, format_: str, policy: PixelPolicy) -> ImageError:
+    """Returns what a decoder's error says about the file."""
+    if isinstance(error, Image.UnidentifiedImageError):
+        reason = "unidentified"
+    elif isinstance(error, Image.DecompressionBombError):
+        pixels = re.search(r"\d+", str(error))
+        count = pixels[0] if pixels else "too many"
+        return ImageError("too_large", f"{count} pixels, --max-pixels is {policy.max_pixels}")
+    elif isinstance(error, MemoryError):
+        reason = "too_large"
+    else:
+        reason = "truncated" if "truncated" in str(error).lower() else "corrupt"
+    return ImageError(reason, f"{format_}: {_one_line(error)}")
 
 
 def _load(
@@ -243,9 +252,10 @@ def _scale_transparency(source: Image.Image, *, depth: int) -> None:
     """Brings the transparent level or colour of a PNG to the 8 bits of its pixels.
 
     Pillow leaves it as it stands in tRNS, in the file's own bits, so that no pixel would match.
+    With one bit it knows better.
     """
     transparent = source.info.get("transparency")
-    if source.mode in ("1", "L") and isinstance(transparent, int) and depth in (1, 2, 4):
+    if source.mode == "L" and isinstance(transparent, int) and depth in (2, 4):
         source.info["transparency"] = transparent * 255 // (2**depth - 1)
     elif source.mode == "RGB" and isinstance(transparent, tuple) and depth == 16:
         source.info["transparency"] = tuple(level >> 8 for level in transparent)
@@ -253,9 +263,16 @@ def _scale_transparency(source: Image.Image, *, depth: int) -> None:
 
 def _set_pillow_limit(policy: PixelPolicy) -> None:
     # One limit, --max-pixels. Pillow refuses above twice its own, from the header or the first
-    # frame's, and warns above once; the warning would come for pictures that are welcome here.
+    # frame's, and warns above once.
     Image.MAX_IMAGE_PIXELS = policy.max_pixels / 2  # type: ignore[assignment]
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    _silence_pillow()
+
+
+@functools.cache
+def _silence_pillow() -> None:
+    # Its warnings name no file; here every picture is either welcome or a reject with a reason.
+    for category in (Image.DecompressionBombWarning, UserWarning):
+        warnings.filterwarnings("ignore", category=category, module=r"PIL\.")
 
 
 def _check_pixels(width: int, height: int, policy: PixelPolicy) -> None:
@@ -336,7 +353,11 @@ def _to_eight_bit(image: Image.Image, policy: PixelPolicy) -> Image.Image:
         # Scaled, not clipped: convert() would turn all above 255 white.
         image = Image.fromarray((levels >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        raise ImageError("bit_depth", f"{image.format} with 32 bits a sample: no defined range")
+        raise ImageError(
+            "bit_depth",
+            f"{image.format} with signed, 32-bit or float samples: no defined range; save it with"
+            " 8 or 16 bits",
+        )
     elif image.mode in ("LAB", "HSV"):
         raise ImageError("unsupported_format", f"{image.format} in the colour space {image.mode}")
     elif image.has_transparency_data:
@@ -365,25 +386,11 @@ def fit_image(width: int, height: int, *, policy: PixelPolicy, orientation: int 
       policy: target size and resize mode.
       orientation: recorded as it is.
     """
+    content = _content_size(width, height, policy)
+    size = (policy.width, policy.height) if policy.mode == "pad" else content
     box = (0.0, 0.0, float(width), float(height))
-    size = (policy.width, policy.height)
-    content = size
     if policy.mode == "cover":
         box = _centred_window(width, height, *size)
-    elif policy.mode in ("contain", "pad"):
-        by_width = policy.width * height <= policy.height * width
-        ratio = (policy.width, width) if by_width else (policy.height, height)
-        content = _scaled(width, *ratio), _scaled(height, *ratio)
-    elif policy.mode == "shortest":
-        ratio = (min(size), min(width, height))
-        content = _scaled(width, *ratio), _scaled(height, *ratio)
-    elif policy.mode == "longest":
-        ratio = (max(size), max(width, height))
-        content = _scaled(width, *ratio), _scaled(height, *ratio)
-    elif policy.mode == "none":
-        content = (width, height)
-    if policy.mode != "pad":
-        size = content
     left, upper = (size[0] - content[0]) // 2, (size[1] - content[1]) // 2
     return Geometry(
         orientation=orientation,
@@ -394,6 +401,22 @@ def fit_image(width: int, height: int, *, policy: PixelPolicy, orientation: int 
         box=box,
         content=(left, upper, left + content[0], upper + content[1]),
     )
+
+
+def _content_size(width: int, height: int, policy: PixelPolicy) -> tuple[int, int]:
+    target = (policy.width, policy.height)
+    if policy.mode == "none":
+        return width, height
+    if policy.mode in ("contain", "pad"):
+        by_width = policy.width * height <= policy.height * width
+        ratio = (policy.width, width) if by_width else (policy.height, height)
+    elif policy.mode == "shortest":
+        ratio = (min(target), min(width, height))
+    elif policy.mode == "longest":
+        ratio = (max(target), max(width, height))
+    else:
+        return target
+    return _scaled(width, *ratio), _scaled(height, *ratio)
 
 
 def _centred_window(
@@ -461,7 +484,8 @@ def encode_image(image: Image.Image, *, policy: PixelPolicy) -> tuple[bytes, str
     if max(image.size) > _JPEG_LARGEST_SIDE:
         raise ImageError(
             "too_large",
-            f"{image.width}x{image.height} does not fit a JPEG of {_JPEG_LARGEST_SIDE} a side",
+            f"{image.width}x{image.height} pixels, a JPEG holds {_JPEG_LARGEST_SIDE} a side;"
+            " --encoding png holds more",
         )
     image.save(buffer, "JPEG", quality=policy.quality, subsampling=0)
     return buffer.getvalue(), "JPEG"
