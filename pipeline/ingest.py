@@ -19,6 +19,7 @@ from pipeline.config import IngestConfig
 from pipeline.runner import plan_run, run_pipeline
 from transforms import files
 from transforms.example import feature_specs
+from transforms.globs import check_matches, common_root
 from transforms.manifest import (
     DUPLICATES,
     INDEX_FOLDER,
@@ -29,8 +30,9 @@ from transforms.manifest import (
     parse_manifest,
 )
 from transforms.records import IDX_PREFIX, DataError, Input
+from transforms.screen import ScreenImages
 from transforms.shards import SHARD_NAME
-from transforms.sources import ListImages, ScreenImages, check_matches, common_root
+from transforms.sources import ListImages
 from transforms.stats import AssignSplits, DecideLabels, PlanShards
 from transforms.write import (
     ManifestHeader,

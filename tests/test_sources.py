@@ -18,28 +18,19 @@ from apache_beam.io.filesystem import FileMetadata, FileSystem
 from apache_beam.testing.util import assert_that, equal_to
 
 from transforms.example import FeatureSpec
-from transforms.records import DataError, Grouping, ImageError, ImageRef, Input, Reject
-from transforms.sources import (
-    Columns,
+from transforms.globs import common_root, is_system_file, key_of, list_glob, split_pattern
+from transforms.idx import list_idx, read_idx
+from transforms.records import DataError, Grouping, ImageError, ImageRef, Input, Reject, Skipped
+from transforms.screen import (
     Exclusions,
-    ListImages,
     ScreenImages,
-    Skipped,
-    common_root,
-    is_system_file,
-    key_of,
-    list_csv,
-    list_glob,
-    list_idx,
     parse_exclusions,
     read_exclusions,
-    read_idx,
-    read_source,
     screen_image,
     screen_reject,
-    split_pattern,
-    take_once,
 )
+from transforms.sources import ListImages, read_source, take_once
+from transforms.tables import Columns, list_csv
 
 KEY = Grouping()
 
@@ -1317,3 +1308,14 @@ def test_screen_images(tmp_path):
         assert_that(found["rejects"], equal_to([*hidden, unknown, listed[1]]), label="rejects")
         complete = [Exclusions(keys, frozenset({digest}))]
         assert_that(found["exclusions"], equal_to(complete), label="exclusions")
+
+
+def test_files_left_out_for_their_case_are_not_left_out_silently(tmp_path, caplog):
+    make(tmp_path, "cat/a.jpg", "cat/b.JPG", "cat/c.Jpg", "cat/d.png")
+    pattern = f"{tmp_path}/*/*.jpg"
+    items = list(list_glob(Input(pattern), root=str(tmp_path), grouping=Grouping()))
+    assert [item.key for item in items] == ["cat/a.jpg"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"--input {pattern}: 2 file(s) not matched for upper or lower case, the first is "
+        f"'{tmp_path}/cat/b.JPG'; give --input for them, unless you did"
+    ]

@@ -15,8 +15,9 @@ from helpers import COLLECTED, collect, draw
 
 from transforms.image import PixelPolicy
 from transforms.records import DataError, ImageRef, Reject, ShardSummary
+from transforms.screen import Exclusions
 from transforms.shards import place_of, shard_name
-from transforms.sources import Columns, Exclusions
+from transforms.tables import Columns
 from transforms.write import (
     RecordPolicy,
     WriteDuplicates,
@@ -80,7 +81,11 @@ def write(refs, output, *, plan, exclusions=None):
     with pipeline() as root:
         side = {
             name: pvalue.AsSingleton(root | name >> beam.Create([value]))
-            for name, value in (("plan", plan), ("labels", LABELS), ("exclusions", exclusions or Exclusions()))
+            for name, value in (
+                ("plan", plan),
+                ("labels", LABELS),
+                ("exclusions", exclusions or Exclusions()),
+            )
         }
         written = (
             root

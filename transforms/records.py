@@ -146,6 +146,13 @@ class Reject:
 
 
 @dataclasses.dataclass(frozen=True)
+class Skipped:
+    """One system file that a pattern matched."""
+
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Geometry:
     """How the upright source maps onto the picture: x' = x * scale_x + offset_x, y likewise.
 

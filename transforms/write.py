@@ -46,8 +46,10 @@ from transforms.records import (
     Reject,
     ShardSummary,
 )
+from transforms.screen import Exclusions
 from transforms.shards import SHARD_SUFFIX, place_of, shard_of
-from transforms.sources import Columns, Exclusions, read_source
+from transforms.sources import read_source
+from transforms.tables import Columns
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -1,0 +1,146 @@
+"""What must not come in: --exclude, by key and by content, and labels that nobody named."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+from apache_beam import pvalue
+
+from transforms import files
+from transforms.records import DataError, ImageError, ImageRef, Reject
+from transforms.sources import read_source
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Exclusions:
+    """What must not come in: keys, and sha256 (hex) of sources' bytes."""
+
+    keys: frozenset[str] = frozenset()
+    contents: frozenset[str] = frozenset()
+
+    def reject_key(self, key: str) -> Reject:
+        """The reject for an excluded input: it must not leave its name behind, only its hash."""
+        digest = hashlib.sha256(os.fsencode(key)).hexdigest()
+        return Reject(f"sha256:{digest}", "", "", "excluded", "by --exclude")
+
+
+def parse_exclusions(data: bytes) -> Exclusions:
+    """Reads keys and sha256, one a line; 64 hex digits may be either and exclude both."""
+    rows = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    lines = frozenset(os.fsdecode(row.removesuffix(b"\r")) for row in rows) - {""}
+    contents = frozenset(line.lower() for line in lines if _SHA256.fullmatch(line))
+    return Exclusions(lines, contents)
+
+
+def screen_image(
+    ref: ImageRef, exclusions: Exclusions, *, known: frozenset[str] | None
+) -> ImageRef | Reject:
+    """Returns the ref, or a reject where its key is excluded or its label is not known."""
+    if ref.key in exclusions.keys:
+        return exclusions.reject_key(ref.key)
+    if known is not None and ref.label not in known:
+        return Reject(ref.key, ref.source, ref.label, "unknown_label", "not in --class-names")
+    return ref
+
+
+def screen_reject(reject: Reject, exclusions: Exclusions, *, ref: ImageRef) -> Reject:
+    """Returns the reject, without its names where its key or its content is excluded."""
+    if ref.key in exclusions.keys or (
+        exclusions.contents and hash_source(ref) in exclusions.contents
+    ):
+        return exclusions.reject_key(ref.key)
+    return reject
+
+
+def hash_source(ref: ImageRef) -> str:
+    """Returns the sha256 of a source's bytes in hex, "" where it cannot be read."""
+    try:
+        return hashlib.sha256(read_source(ref)[0]).hexdigest()
+    except ImageError:
+        return ""
+
+
+def hash_excluded(ref: ImageRef, exclusions: Exclusions) -> Iterator[str]:
+    """Yields the sha256 of an excluded source, since its copies under other keys go as well."""
+    # What cannot be read has no copy that could be told.
+    if ref.key in exclusions.keys and (digest := hash_source(ref)):
+        yield digest
+
+
+@dataclasses.dataclass
+class ScreenImages(beam.PTransform):
+    """Takes out what --exclude and --class-names keep out.
+
+    Expands on what ListImages returns. Returns a dict of PCollections: `refs` (ImageRef),
+    `rejects` (Reject; the listing's among them, without the names of what is excluded) and
+    `exclusions` (one Exclusions, completed with the contents of the excluded keys).
+    """
+
+    exclude: str | None
+    known: frozenset[str] | None
+
+    def expand(self, listed: dict[str, beam.PCollection]) -> dict[str, beam.PCollection]:
+        """Reads the file of exclusions in the graph: it may be long."""
+        refs = listed["refs"]
+        exclusions = (
+            refs.pipeline
+            | "ExcludeFile" >> beam.Create([self.exclude])
+            | "ReadExclusions" >> beam.Map(read_exclusions)
+        )
+        keys: Any = Exclusions()  # as a value: a side input would have the runner hold all refs
+        complete = exclusions
+        if self.exclude is not None:
+            keys = pvalue.AsSingleton(exclusions)
+            contents = refs | "HashExcluded" >> beam.FlatMap(hash_excluded, keys)
+            complete = exclusions | "AddContents" >> beam.Map(add_contents, pvalue.AsIter(contents))
+        screened = refs | "Screen" >> beam.FlatMap(self._screen, keys).with_outputs(
+            "Reject", main="ImageRef"
+        )
+        rejects = (
+            (listed["rejects"] | "WithRef" >> beam.Map(_with_ref), screened.Reject)
+            | "AllRejects" >> beam.Flatten()
+            # (ImageRef, Reject)
+            | "ScreenRejects" >> beam.Map(_screen_reject, pvalue.AsSingleton(complete))
+        )
+        return {"refs": screened.ImageRef, "rejects": rejects, "exclusions": complete}
+
+    def _screen(self, ref: ImageRef, exclusions: Exclusions) -> Iterator[Any]:
+        item = screen_image(ref, exclusions, known=self.known)
+        yield item if isinstance(item, ImageRef) else pvalue.TaggedOutput("Reject", (ref, item))
+
+
+def _with_ref(reject: Reject) -> tuple[ImageRef, Reject]:
+    return ImageRef(reject.key, reject.path, reject.label), reject
+
+
+def _screen_reject(pair: tuple[ImageRef, Reject], exclusions: Exclusions) -> Reject:
+    ref, reject = pair
+    return screen_reject(reject, exclusions, ref=ref)
+
+
+def read_exclusions(path: str | None) -> Exclusions:
+    """Reads the file of --exclude; None excludes nothing.
+
+    Raises:
+      DataError: it cannot be read.
+    """
+    if path is None:
+        return Exclusions()
+    try:
+        return parse_exclusions(files.read_file(path))
+    except OSError as error:
+        raise DataError(f"--exclude {path}: {error.strerror or error}") from error
+
+
+def add_contents(exclusions: Exclusions, contents: Iterable[str]) -> Exclusions:
+    """Returns the exclusions with more contents."""
+    return dataclasses.replace(exclusions, contents=exclusions.contents | set(contents))
