@@ -8,10 +8,17 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pipeline import __version__
-from pipeline.config import NOT_YET, UsageError, make_ingest_config, make_parser
+from pipeline.config import (
+    NOT_YET,
+    UsageError,
+    make_ingest_config,
+    make_parser,
+    make_train_config,
+    parse_compare,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,6 +60,10 @@ def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
         return _ingest(args, rest)
     if args.command == "verify":
         return _verify(args)
+    if args.command == "devices":
+        return _devices(args)
+    if args.command == "train":
+        return _train(args)
     return _inspect(args)
 
 
@@ -107,6 +118,36 @@ def _inspect(args: argparse.Namespace) -> int:
             as_json=args.json,
         )
     )
+    return 0
+
+
+def _devices(args: argparse.Namespace) -> int:
+    from pipeline.devices import describe_devices, import_tensorflow
+
+    import_tensorflow(quiet=not args.debug)
+    print(describe_devices(as_json=args.json))
+    return 0
+
+
+def _train(args: argparse.Namespace) -> int:
+    config = make_train_config(args)
+    modes = parse_compare(args)
+    from pipeline.devices import import_tensorflow
+
+    import_tensorflow(quiet=not args.debug)
+    from pipeline.compare import compare_modes
+    from pipeline.train import train
+
+    def note(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def report(epoch: Any) -> None:
+        print(epoch.json if args.json else epoch, flush=True)
+
+    if modes:
+        print(compare_modes(config, modes, note=note))
+    else:
+        train(config, report=report, note=note)
     return 0
 
 

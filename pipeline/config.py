@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -20,6 +21,13 @@ from transforms.records import IDX_PREFIX, Grouping, Input
 from transforms.shards import MOST_SHARDS, SPLIT_NAME, Weights, check_weights
 
 DUPLICATE_MODES = ("keep", "together", "drop")
+MODES = ("eager", "graph", "xla")
+OPTIMIZERS = ("sgd", "adam")
+AUGMENTATIONS = ("flip", "saturation")
+MODELS = ("lenet5", "convnet", "squeezenet")
+MODEL_FORMS = f"{', '.join(MODELS)}, keras:NAME, FILE.py:FUNCTION"
+SCALINGS = ("auto", "unit", "standard", "none")
+_OTHER_MODEL = re.compile(r"keras:\w+|.+\.py:\w+", re.DOTALL)
 _SIZE = re.compile(r"(\d+)(?:x(\d+))?")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
 _GIVEN_SPLIT = re.compile(r"([A-Za-z0-9_]+)=(.*)", re.DOTALL)
@@ -134,6 +142,140 @@ class IngestConfig:
         return record
 
 
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A learning rate that rises, stays and falls, by epoch.
+
+    Attributes:
+      peak: the highest rate.
+      start: the rate of epoch 0, where there is a ramp.
+      floor: what the rate falls towards.
+      ramp: epochs from start to peak, in equal steps.
+      hold: epochs at the peak.
+      decay: of the distance to the floor, each epoch keeps this share of the one before.
+    """
+
+    peak: float
+    start: float = 0.0
+    floor: float = 0.0
+    ramp: int = 0
+    hold: int = 0
+    decay: float = 1.0
+
+    def at(self, epoch: int) -> float:
+        """Returns the rate of an epoch, counted from 0."""
+        if epoch < self.ramp:
+            return self.start + (self.peak - self.start) * epoch / self.ramp
+        after = max(0, epoch - self.ramp - self.hold)
+        return self.floor + (self.peak - self.floor) * self.decay**after
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """What `tpufeed train` is to do.
+
+    Attributes:
+      data: folders of data sets, read as one; local ones are absolute.
+      model: lenet5, convnet, squeezenet, keras:NAME or FILE.py:FUNCTION.
+      mode: one of MODES.
+      epochs: in all, with those before a resume.
+      batch_size: examples a step of each replica.
+      learning_rate: the highest; None for the optimizer's usual one.
+      optimizer: one of OPTIMIZERS.
+      schedule: the rate by epoch; None for a constant one.
+      seed: of the weights and of the order of the examples.
+      tpu: "auto", "none", "local", or a name.
+      zone: of a TPU with a name.
+      project: of a TPU with a name.
+      output: the run's folder; None to keep nothing.
+      resume: whether to go on from the run in `output`.
+      steps_per_execution: training steps in one call of the compiled program.
+      mixed_bfloat16: whether layers compute in bfloat16.
+      augment: of AUGMENTATIONS.
+      scaling: of pixels, one of SCALINGS.
+      weights: file to start from, or "imagenet" with keras:NAME.
+      image_size: height and width that pictures are resized to; None for the size they have.
+      cache: of decoded training pictures: "memory", "none", a folder, or None for memory where
+        they are small.
+      permute_labels: whether the training labels are shuffled, as a control.
+    """
+
+    data: tuple[str, ...]
+    model: str
+    mode: str = "graph"
+    epochs: int = 5
+    batch_size: int = 128
+    learning_rate: float | None = None
+    optimizer: str = "sgd"
+    schedule: Schedule | None = None
+    seed: int = 0
+    tpu: str = "auto"
+    zone: str | None = None
+    project: str | None = None
+    output: str | None = None
+    resume: bool = False
+    steps_per_execution: int = 1
+    mixed_bfloat16: bool = False
+    augment: tuple[str, ...] = ()
+    scaling: str = "auto"
+    weights: str | None = None
+    image_size: tuple[int, int] | None = None
+    cache: str | None = None
+    permute_labels: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks each field, and what they say about each other.
+
+        Raises:
+          UsageError: names the flag, the value, what is allowed and the remedy.
+        """
+        if not self.data:
+            raise UsageError("--data: give at least one folder that tpufeed ingest made")
+        if self.model not in MODELS and not _OTHER_MODEL.fullmatch(self.model):
+            raise UsageError(f"--model {self.model}: allowed are {MODEL_FORMS}")
+        _one_of("--mode", self.mode, MODES)
+        _one_of("--optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("--scaling", self.scaling, SCALINGS)
+        for name in self.augment:
+            _one_of("--augment", name, AUGMENTATIONS)
+        for flag, number, low in (
+            ("--epochs", self.epochs, 1),
+            ("--batch-size", self.batch_size, 1),
+            ("--steps-per-execution", self.steps_per_execution, 1),
+            ("--seed", self.seed, 0),
+        ):
+            if number < low:
+                raise UsageError(f"{flag} {number}: must be {low} or more")
+        if self.seed >= 2**31:  # what TensorFlow's and NumPy's seeds have in common
+            raise UsageError(f"--seed {self.seed}: must be less than {2**31}")
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            raise UsageError(f"--learning-rate {self.learning_rate:g}: must be more than 0")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.resume and self.output is None:
+            raise UsageError("--resume: needs --output, the run to go on with")
+        if self.mode == "eager" and self.steps_per_execution > 1:
+            raise UsageError(
+                "--steps-per-execution: mode eager runs op by op; use --mode graph or xla"
+            )
+        if self.weights == "imagenet" and not self.model.startswith("keras:"):
+            raise UsageError(f"--weights imagenet: only with --model keras:NAME, not {self.model}")
+        for flag, value in (("--zone", self.zone), ("--project", self.project)):
+            if value and self.tpu in ("none", "local"):
+                raise UsageError(f"{flag} {value}: belongs to a TPU with a name, not {self.tpu}")
+
+    @property
+    def rates(self) -> Schedule:
+        """The learning rate by epoch."""
+        usual = {"sgd": 0.1, "adam": 0.001}[self.optimizer]
+        return self.schedule or Schedule(self.learning_rate or usual)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the configuration as it stands in history.json."""
+        return {**dataclasses.asdict(self), "schedule": dataclasses.asdict(self.rates)}
+
+
 class _Parser(argparse.ArgumentParser):
     """Errors on one line, with the remedy; no abbreviated flags."""
 
@@ -168,6 +310,9 @@ def make_parser() -> argparse.ArgumentParser:
     inspect.add_argument("--record", type=int, metavar="K", help="one record, from 0")
     inspect.add_argument("--save", metavar="FILE", help="write the record's picture there")
     inspect.add_argument("--json", action="store_true", help="print JSON")
+    devices = commands.add_parser("devices", help="list the accelerators")
+    devices.add_argument("--json", action="store_true", help="print JSON")
+    _add_train(commands)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
     for name in NOT_YET:
@@ -175,7 +320,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-NOT_YET = ("plan", "report", "devices", "train", "launch")
+NOT_YET = ("plan", "report", "launch")
 _DESCRIPTION = """\
 Turn a glob of images into sharded TFRecords with Apache Beam, and prove that they are right."""
 _EPILOG = """\
@@ -195,6 +340,14 @@ PATTERN is
 
 Any option of Beam's can follow, such as --runner=DataflowRunner or --direct_num_workers=2
 --direct_running_mode=multi_processing. The local runner is one process with a thread a core."""
+
+
+_TRAIN_EPILOG = """\
+The split validated on is "validation", else "test". RUN gets history.json, checkpoints/, logs/
+(TensorBoard), model.keras, confusion.png and predictions.png.
+
+example:
+  tpufeed train --data records --model convnet --optimizer adam --epochs 20 --output run"""
 
 
 def _add_ingest(commands: Any) -> None:
@@ -227,6 +380,35 @@ def _add_ingest(commands: Any) -> None:
     add("--exclude", metavar="FILE", help="keys or source sha256, one a line, to leave out")
     add("--overwrite", action="store_true", help="replace the data set in --output")
     add("--resume", action="store_true", help="not yet available")
+
+
+def _add_train(commands: Any) -> None:
+    parser = commands.add_parser("train", help="train a model on a data set", epilog=_TRAIN_EPILOG)
+    add = parser.add_argument
+    add("--data", action="append", required=True, metavar="DIR", help="from ingest; repeatable")
+    add("--model", required=True, metavar="M", help=MODEL_FORMS)
+    add("--mode", default="graph", metavar="MODE", help=_choices(MODES, "graph"))
+    add("--compare", metavar="MODE,...", help="train once in each of these modes, print a table")
+    add("--epochs", type=int, default=5, metavar="N", help="in all, with those before (5)")
+    add("--batch-size", type=int, default=128, metavar="N", help="of each replica (128)")
+    add("--optimizer", default="sgd", metavar="O", help=_choices(OPTIMIZERS, "sgd"))
+    add("--learning-rate", type=float, metavar="X", help="the highest (sgd 0.1, adam 0.001)")
+    add("--schedule", metavar="KEY=X,...", help="ramp, hold: epochs; decay, start, min (constant)")
+    add("--augment", metavar="A,...", help=_choices(AUGMENTATIONS, "none"))
+    add("--scaling", default="auto", metavar="S", help=_choices(SCALINGS, "auto"))
+    add("--image-size", metavar="N|WxH", help="resize pictures to this (default: as they are)")
+    add("--cache", metavar="DIR", help="or memory, none: decoded pictures (memory if small)")
+    add("--weights", metavar="FILE", help="start from these; imagenet with keras:NAME")
+    add("--mixed-bfloat16", action="store_true", help="layers compute in bfloat16")
+    add("--steps-per-execution", type=int, default=1, metavar="K", help="steps in one call (1)")
+    add("--seed", type=int, default=0, metavar="N", help="of weights and order (0)")
+    add("--tpu", default="auto", metavar="T", help="auto, none, local or a name (auto)")
+    add("--zone", metavar="Z", help="of a TPU with a name (default: this machine's)")
+    add("--project", metavar="P", help="of a TPU with a name (default: this machine's)")
+    add("--output", metavar="RUN", help="a new folder: history, checkpoints, logs, model")
+    add("--resume", action="store_true", help="go on with the run in --output")
+    add("--permute-labels", action="store_true", help="control: shuffle the training labels")
+    add("--json", action="store_true", help="print a line of JSON an epoch")
 
 
 def _choices(names: Sequence[str], default: str) -> str:
@@ -284,6 +466,87 @@ def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
         exclude=_absolute(args.exclude) if args.exclude else None,
         overwrite=args.overwrite,
     )
+
+
+def make_train_config(args: argparse.Namespace) -> TrainConfig:
+    """Returns the checked configuration.
+
+    Raises:
+      UsageError: the arguments are wrong.
+    """
+    for flag in ("output", "weights", "tpu", "cache"):
+        if getattr(args, flag) == "":
+            raise UsageError(f"--{flag} '': is empty; give a value or drop the flag")
+    if "" in args.data:
+        raise UsageError("--data '': is empty; give a folder")
+    size = _parse_image_size(args.image_size) if args.image_size else None
+    rate = args.learning_rate
+    config = TrainConfig(
+        data=tuple(map(_absolute, args.data)),
+        model=args.model,
+        mode=args.mode,
+        epochs=args.epochs,
+        batch_size=args.batch_size,
+        learning_rate=rate,
+        optimizer=args.optimizer,
+        seed=args.seed,
+        tpu=args.tpu,
+        zone=args.zone,
+        project=args.project,
+        output=_absolute(args.output) if args.output else None,
+        resume=args.resume,
+        steps_per_execution=args.steps_per_execution,
+        mixed_bfloat16=args.mixed_bfloat16,
+        augment=tuple(args.augment.split(",")) if args.augment else (),
+        scaling=args.scaling,
+        weights=args.weights,
+        image_size=(size[1], size[0]) if size else None,
+        cache=args.cache if args.cache in (None, "memory", "none") else _absolute(args.cache),
+        permute_labels=args.permute_labels,
+    )
+    if args.schedule is None:
+        return config
+    return dataclasses.replace(config, schedule=_parse_schedule(args.schedule, config.rates.peak))
+
+
+def parse_compare(args: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the modes to compare; none where --compare was not given.
+
+    Raises:
+      UsageError: a mode is unknown or there twice, or --compare contradicts another flag.
+    """
+    if args.compare is None:
+        return ()
+    modes = tuple(args.compare.split(","))
+    for mode in modes:
+        _one_of("--compare", mode, MODES)
+    if len(set(modes)) < len(modes):
+        raise UsageError(f"--compare {args.compare}: a mode is there twice")
+    if args.resume or args.json:
+        raise UsageError("--compare: trains anew and prints a table; drop --resume and --json")
+    return modes
+
+
+def _parse_schedule(text: str, peak: float) -> Schedule:
+    fields = {"ramp": int, "hold": int, "decay": float, "start": float, "min": float}
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in fields or name in values:
+            raise UsageError(f"--schedule {text}: {part!r}: give each of {', '.join(fields)} once")
+        try:
+            values[name] = fields[name](value)
+        except ValueError as error:
+            kind = "a whole number" if fields[name] is int else "a number"
+            raise UsageError(f"--schedule {text}: {name} must be {kind}") from error
+        if not 0 <= values[name] < math.inf:
+            raise UsageError(f"--schedule {text}: {name} must be 0 or more")
+    schedule = Schedule(peak, floor=values.pop("min", 0.0), **values)
+    if schedule.decay > 1 or max(schedule.start, schedule.floor) > peak:
+        raise UsageError(
+            f"--schedule {text}: decay is at most 1, start and min at most the rate, {peak:g}"
+        )
+    return schedule
 
 
 def _refuse_not_yet(args: argparse.Namespace) -> None:

@@ -33,7 +33,7 @@ FLOORS = {
     "pipeline.devices": 9,
     "pipeline.models": 9,
     "pipeline.figures": 9,
-    "pipeline.compare": 11,
+    "pipeline.compare": 13,
     "pipeline.dataset": 9,
     "pipeline.summary": 9,
     "pipeline.verify": 9,
@@ -42,9 +42,9 @@ FLOORS = {
     "pipeline.analyze": 10,
     "pipeline.history": 11,
     "pipeline.train": 12,
-    "pipeline.export": 13,
-    "pipeline.predict": 14,
-    "pipeline.__main__": 15,
+    "pipeline.export": 14,
+    "pipeline.predict": 15,
+    "pipeline.__main__": 16,
 }
 
 

@@ -400,6 +400,15 @@ def test_raw_is_the_levels_in_row_order(channels):
     assert (found.format, found.data) == ("RAW", levels.tobytes())
 
 
+@pytest.mark.parametrize("extra", [b"", b"\xff\xff", b"\xff\xfe\0\x04ab"])
+def test_original_looks_for_the_frame_as_decoders_do(extra):
+    wanted = policy(encoding="original", channels=1)
+    plain = encoded(photo(16, 16).convert("L"), "JPEG")
+    for source, kept in ((plain, True), (lossless_jpeg(), False)):
+        padded = source[:2] + extra + source[2:]
+        assert (prepare_image(padded, policy=wanted).data == padded) is kept
+
+
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 2}])
 def test_original_keeps_a_plain_jpeg(options):
     source = encoded(photo(64, 48), "JPEG", comment=b"kept", **options)
@@ -410,16 +419,16 @@ def test_original_keeps_a_plain_jpeg(options):
     assert prepare_image(gray, policy=policy(encoding="original", channels=1)).data == gray
 
 
-def lossless_jpeg() -> bytes:
-    """8 x 1 pixels of level 128: each differs from its neighbour by nothing, a bit of 0."""
+def lossless_jpeg(width: int = 8, height: int = 1) -> bytes:
+    """Pixels of level 128: each differs from its neighbour by nothing, a bit of 0."""
     table = bytes([1]) + bytes(15) + bytes([0])
     return b"".join(
         [
             b"\xff\xd8",
-            b"\xff\xc3\0\x0b" + bytes([8, 0, 1, 0, 8, 1, 1, 0x11, 0]),
+            b"\xff\xc3\0\x0b\x08" + struct.pack(">HH", height, width) + bytes([1, 1, 0x11, 0]),
             b"\xff\xc4\0\x14\0" + table,
             b"\xff\xda\0\x08" + bytes([1, 1, 0, 1, 0, 0]),
-            b"\0\xff\xd9",
+            bytes(width * height // 8) + b"\xff\xd9",
         ]
     )
 
@@ -1076,6 +1085,13 @@ def test_small_jpegs_are_decoded_in_full(side, decoded):
     if decoded == side:
         found = pixels(data, mode="cover", width=112, height=112)
         assert farthest(found, full_decode(data, wanted)) == 0
+
+
+def test_lossless_jpegs_are_decoded_in_full():
+    data = lossless_jpeg(400, 300)
+    wanted = policy(mode="cover", width=20, height=20)
+    assert decode_image(data, policy=wanted).image.size == (400, 300)
+    assert np.unique(pixels(data, mode="cover", width=20, height=20)).tolist() == [128]
 
 
 def test_photographs_agree_within_two_levels():

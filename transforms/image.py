@@ -235,7 +235,8 @@ def _load(
     _check_pixels(*source.size, policy)
     size = source.size
     turned = _orientation_of(source) if format_ == "TIFF" else 0
-    if format_ == "JPEG":
+    if format_ == "JPEG" and _is_common_jpeg(data):
+        # A lossless one has no DCT to scale by: libjpeg would overrun the rows that Pillow expects.
         source.draft(None, _dct_request(size, policy))
     # The whole file is decoded before its EXIF is asked for: for PNG, asking would decode as well
     # and hide an error.
@@ -323,6 +324,11 @@ def _is_common_jpeg(data: bytes) -> bool:
     at = 2
     while data[at : at + 1] == b"\xff" and at + 4 <= len(data):
         marker = data[at + 1]
+        if marker == 0xFF:  # padding
+            at += 1
+            continue
+        if marker < 0xC0 or 0xD0 <= marker <= 0xDA:  # no segment, or the scan without a frame
+            return False
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # SOF, not DHT, JPG, DAC
             return marker <= 0xC2
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")

@@ -1,0 +1,1076 @@
+"""The reader: opens data sets as a tf.data.Dataset that feeds a TPU, a GPU or a CPU.
+
+Never imports Beam: files in a bucket are read by TensorFlow's own file systems.
+"""
+
+from __future__ import annotations
+
+import _thread
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import inspect
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow
+import pyarrow.compute
+import pyarrow.parquet
+import tensorflow as tf
+
+from transforms import files, manifest
+from transforms.example import FeatureSpec
+from transforms.manifest import Manifest
+from transforms.shards import SHARD_SUFFIX
+
+AUTOTUNE = tf.data.AUTOTUNE
+IMAGE_DTYPES = (tf.uint8, tf.float32, tf.bfloat16, tf.float16)
+# Held by the shuffle buffer, unless the caller says otherwise.
+SHUFFLE_BYTES = 256 * 2**20
+
+# Where each schema keeps the picture and the class id.
+_PICTURE = {"flowers": "image", "imagenet": "image/encoded", "tfds": "image"}
+_CLASS = {"flowers": "class", "imagenet": "image/class/label", "tfds": "label"}
+_DTYPES = {"bytes": tf.string, "int64": tf.int64, "float": tf.float32}
+# Shards read at a time. Fixed, so that the order does not depend on the number of cores.
+_OPEN_SHARDS = 16
+# Records parsed in one call.
+_BLOCK = 32
+# A bucket answers a large request hardly later than a small one.
+_REMOTE_BUFFER = 8 * 2**20
+_STAT_THREADS = 16
+_PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_FAULT_REMEDY = ": run tpufeed verify on its folder"
+# What several folders must have in common to be read as one set.
+_ALIKE = ("schema", "labels", "image_size", "channels", "encoding")
+
+Record = Mapping[str, Any]
+Augment = Callable[..., tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardFile:
+    """One file to read.
+
+    Attributes:
+      path: where it lies.
+      records: how many records dataset.json says it holds.
+      bytes: its size by dataset.json.
+      label_offset: what was added to its class ids.
+    """
+
+    path: str
+    records: int
+    bytes: int
+    label_offset: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pictures:
+    """How records become pictures.
+
+    Attributes:
+      schema: one of example.SCHEMAS.
+      encoding: one of image.ENCODINGS.
+      channels: 3 or 1.
+      classes: number of classes.
+      size: height and width of what comes out.
+      resize: whether to resize to it.
+      specs: the features wanted beside picture and label.
+    """
+
+    schema: str
+    encoding: str
+    channels: int
+    classes: int
+    size: tuple[int, int]
+    resize: bool
+    specs: tuple[FeatureSpec, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of what comes out."""
+        return (*self.size, self.channels)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """In which order, how often and in which batches records are seen.
+
+    Attributes:
+      training: shuffled, in whole batches; else in file order, padded.
+      repeat: whether it goes on without end.
+      deterministic: whether equal seeds give equal orders.
+      drop_remainder: whether a last, incomplete batch is dropped.
+    """
+
+    training: bool
+    repeat: bool
+    deterministic: bool
+    drop_remainder: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """Everything that the graph is built from, checked.
+
+    Attributes:
+      shards: the files of this host.
+      plan: how records become pictures.
+      order: in which order they come.
+      batch_size: pictures in a batch.
+      steps: batches in one pass.
+      dtype: of the pictures in a batch.
+      seed: of everything random.
+      buffer: records in the shuffle buffer.
+      cache: None, "memory", or the prefix of the cache's files.
+      calls: threads for reading and for decoding.
+    """
+
+    shards: Sequence[ShardFile]
+    plan: _Pictures
+    order: _Order
+    batch_size: int
+    steps: int
+    dtype: tf.DType
+    seed: int | None
+    buffer: int
+    cache: str | None
+    calls: int
+
+
+# Pure functions: the same eagerly and inside Dataset.map.
+
+
+def parse_record(data: tf.Tensor, *, specs: Iterable[FeatureSpec]) -> dict[str, tf.Tensor]:
+    """Reads the features of serialized tf.train.Examples.
+
+    Args:
+      data: string [], one Example, or string [n].
+      specs: what to read. A dtype is "bytes", "int64" or "float"; a shape is () for a scalar,
+        (n,) for a list of n, (-1,) for a list of any length. With a default a feature may be
+        absent; without one a list of any length reads as empty, and anything else is an error.
+
+    Returns:
+      Dense tensors by name: string, int64 or float32, of the specs' shapes, or [n, ...] of them;
+      there lists of any length are filled up to the longest, with 0 or "".
+
+    Raises:
+      tf.errors.InvalidArgumentError: a required feature is absent, or has another type or length;
+        TensorFlow's message names it.
+    """
+    specs = tuple(specs)
+    parsed = tf.io.parse_example(data, {spec.name: _tf_feature(spec) for spec in specs})
+    for spec in specs:
+        if spec.shape == (-1,):
+            parsed[spec.name] = tf.sparse.to_dense(parsed[spec.name])
+    return parsed
+
+
+def _tf_feature(spec: FeatureSpec) -> Any:
+    dtype = _DTYPES[spec.dtype]
+    if spec.shape == (-1,):
+        return tf.io.VarLenFeature(dtype)
+    default = spec.default
+    if default is not None and spec.shape:
+        default = tf.fill(spec.shape, tf.constant(default, dtype))
+    return tf.io.FixedLenFeature(spec.shape, dtype, default)
+
+
+def decode_image(
+    data: tf.Tensor, *, encoding: str, channels: int, size: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Decodes one stored picture.
+
+    Args:
+      data: string [].
+      encoding: "jpeg", "original", "png" or "raw".
+      channels: 3 or 1.
+      size: int64 [2], height and width; for "raw" only, which does not hold them.
+
+    Returns:
+      uint8 [height, width, channels].
+    """
+    if encoding == "raw":
+        assert size is not None
+        return tf.reshape(tf.io.decode_raw(data, tf.uint8), tf.concat([size, [channels]], 0))
+    if encoding == "png":
+        return tf.io.decode_png(data, channels=channels)
+    # The default on x86, INTEGER_FAST, is off by a level or two from every other decoder.
+    return tf.io.decode_jpeg(data, channels=channels, dct_method="INTEGER_ACCURATE")
+
+
+def resize_image(image: tf.Tensor, *, size: tuple[int, int]) -> tf.Tensor:
+    """Resizes bilinearly with antialias, rounding to the nearest level.
+
+    Args:
+      image: uint8 [height, width, channels].
+      size: (height, width) of the result; proportions are not kept.
+
+    Returns:
+      uint8 [*size, channels].
+    """
+    resized = tf.image.resize(image, size, antialias=True)
+    return tf.saturate_cast(tf.round(resized), tf.uint8)
+
+
+def convert_image(image: tf.Tensor, *, dtype: tf.DType) -> tf.Tensor:
+    """Returns the picture in another type: uint8 as it is, floats scaled from 0..255 to 0..1.
+
+    As tf.image.convert_image_dtype does, but through float32, so that bfloat16 and float16 are
+    the nearest to the exact quotient.
+
+    Args:
+      image: uint8, or floats already scaled; any shape.
+      dtype: one of IMAGE_DTYPES.
+    """
+    if image.dtype == dtype:
+        return image
+    if dtype == tf.uint8:
+        return tf.image.convert_image_dtype(image, tf.uint8, saturate=True)
+    return tf.cast(tf.image.convert_image_dtype(image, tf.float32), dtype)
+
+
+# What is read: folders, splits, shards, hosts. Arithmetic on dataset.json.
+
+
+def load_sources(folders: str | os.PathLike | Sequence[str | os.PathLike]) -> dict[str, Manifest]:
+    """Reads dataset.json of each folder.
+
+    Args:
+      folders: one folder or several, local or gs://.
+
+    Returns:
+      The manifests by folder, in the given order.
+
+    Raises:
+      ValueError: no folder, one given twice, one without dataset.json, or folders that differ in
+        schema, classes, picture size, channels or encoding; names both.
+    """
+    if isinstance(folders, str | os.PathLike):
+        folders = [folders]
+    names = [os.fspath(folder) for folder in folders]
+    if not names:
+        raise ValueError("folders: none given; give the folder of a data set, or several")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"folders: {name} is given twice; its records would count twice")
+    sources = {name: _load_manifest(name) for name in names}
+    first, contents = next(iter(sources.items()))
+    for name, other in sources.items():
+        for field in _ALIKE:
+            mine, theirs = getattr(contents, field), getattr(other, field)
+            if mine != theirs:
+                raise ValueError(
+                    f"folders: {field} is {_shown(mine)} in {first} and {_shown(theirs)} in "
+                    f"{name}; only like data sets are read as one: ingest one of them again"
+                )
+    return sources
+
+
+def _load_manifest(folder: str) -> Manifest:
+    if not files.is_remote(folder):
+        return manifest.load_manifest(folder)
+    path = files.join(folder, manifest.MANIFEST)
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            data = file.read()
+    except tf.errors.NotFoundError as error:
+        raise ValueError(
+            f"{folder}: no {manifest.MANIFEST}, so this is no complete data set: run tpufeed ingest"
+        ) from error
+    return manifest.parse_manifest(data, path=path)
+
+
+def _shown(value: Any) -> str:
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def list_shards(sources: Mapping[str, Manifest], *, split: str) -> list[ShardFile]:
+    """Returns the files of a split: the folders in the given order, shards by number.
+
+    Raises:
+      ValueError: a folder has no such split, or none of them has a record in it.
+    """
+    shards = []
+    for folder, contents in sources.items():
+        if split not in contents.splits:
+            raise ValueError(
+                f"split {split!r}: {folder} has no such split; allowed are "
+                f"{', '.join(contents.splits)}"
+            )
+        for shard in contents.splits[split].shards:
+            path = files.join(folder, shard.name)
+            shards.append(ShardFile(path, shard.records, shard.bytes, contents.label_offset))
+    if not sum(shard.records for shard in shards):
+        raise ValueError(
+            f"split {split!r}: no record in {', '.join(sources)}; choose another split, or ingest "
+            "with a larger share for it"
+        )
+    return shards
+
+
+def share_shards(shards: Sequence[ShardFile], *, count: int) -> list[list[ShardFile]]:
+    """Shares the files out to hosts: the largest first, each to the host with the fewest records.
+
+    Every host computes the same, whatever its own number.
+
+    Args:
+      shards: all files of a split.
+      count: number of hosts.
+
+    Returns:
+      For each host its files, in the order of `shards`.
+
+    Raises:
+      ValueError: there are fewer files than hosts.
+    """
+    _check_positive("shard_count", count)
+    if count > len(shards):
+        raise ValueError(
+            f"shard_count {count}: each host reads files of its own, and there are "
+            f"{len(shards)}; allowed are 1 to {len(shards)}: ingest with --shards {count} "
+            "or more for this split, or use fewer hosts"
+        )
+    hosts: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for number in sorted(range(len(shards)), key=lambda number: -shards[number].records):
+        # By files where records are equal, so that none goes without one.
+        host = min(range(count), key=lambda host: (loads[host], len(hosts[host]), host))
+        hosts[host].append(number)
+        loads[host] += shards[number].records
+    return [[shards[number] for number in sorted(mine)] for mine in hosts]
+
+
+def steps_per_epoch(
+    folders: str | os.PathLike | Sequence[str | os.PathLike],
+    *,
+    split: str = "train",
+    batch_size: int = 128,
+    training: bool = True,
+    shard_count: int = 1,
+) -> int:
+    """Returns how many batches make an epoch, the same on every host, from dataset.json alone.
+
+    In training as many whole batches as the host with the fewest records has; in evaluation as
+    many as the host with the most needs, since the others are padded.
+
+    Args:
+      folders: as for open_dataset, like everything else here.
+      split: name of the split.
+      batch_size: of each host.
+      training: whether an incomplete batch is dropped rather than padded.
+      shard_count: number of hosts.
+
+    Raises:
+      ValueError: as open_dataset does.
+    """
+    _check_positive("batch_size", batch_size)
+    hosts = share_shards(list_shards(load_sources(folders), split=split), count=shard_count)
+    return _count_steps(hosts, batch_size, drop_remainder=training, split=split)
+
+
+def _count_steps(
+    hosts: Sequence[Sequence[ShardFile]], batch_size: int, *, drop_remainder: bool, split: str
+) -> int:
+    records = [_count_records(mine) for mine in hosts]
+    if not drop_remainder:
+        return -(-max(records) // batch_size)
+    if steps := min(records) // batch_size:
+        return steps
+    where = "" if len(hosts) == 1 else f" that one of {len(hosts)} hosts reads"
+    raise ValueError(
+        f"batch_size {batch_size}: more than the {min(records)} records of split {split!r}{where}, "
+        f"so training has no whole batch; allowed are 1 to {min(records)}"
+    )
+
+
+def _count_records(shards: Sequence[ShardFile]) -> int:
+    return sum(shard.records for shard in shards)
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} {value}: must be 1 or more")
+
+
+def _check_files(shards: Sequence[ShardFile]) -> None:
+    """The files are there and whole in size: a cut file can read as a shorter one, without error.
+
+    Raises:
+      ValueError: names the file.
+    """
+
+    def check(shard: ShardFile) -> str:
+        try:
+            found = tf.io.gfile.stat(shard.path).length
+        except tf.errors.NotFoundError:
+            return f"{shard.path}: missing, but dataset.json names it: copy the data set again"
+        if found == shard.bytes:
+            return ""
+        return (
+            f"{shard.path}: {found} bytes, dataset.json says {shard.bytes}: copy the data set "
+            "again, or run tpufeed verify"
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(_STAT_THREADS) as pool:
+        for problem in pool.map(check, shards):
+            if problem:
+                raise ValueError(problem)
+
+
+def _check_keys(sources: Mapping[str, Manifest]) -> None:
+    """No key stands in two folders, in whatever splits: it would be trained or tested on twice.
+
+    Raises:
+      ValueError: names a key and its folders.
+    """
+    if len(sources) == 1:
+        return
+    keys = {folder: _read_keys(folder, contents) for folder, contents in sources.items()}
+    counts = pyarrow.compute.value_counts(pyarrow.concat_arrays(keys.values()))
+    values, numbers = counts.flatten()
+    double = values.filter(pyarrow.compute.greater(numbers, 1))
+    if len(double):
+        key = double[0]
+        holders = [
+            f for f, column in keys.items() if pyarrow.compute.index(column, key).as_py() >= 0
+        ]
+        raise ValueError(
+            f"folders: key {key.as_py()!r} stands in {' and in '.join(holders[:2])} "
+            f"({len(double)} such keys): its record would count twice; leave one out with "
+            "tpufeed ingest --exclude"
+        )
+
+
+def _read_keys(folder: str, contents: Manifest) -> pyarrow.Array:
+    names = [shard.name for split in contents.splits.values() for shard in split.shards]
+
+    def read(name: str) -> pyarrow.Array:
+        stem = name.removesuffix(SHARD_SUFFIX)
+        path = files.join(folder, manifest.INDEX_FOLDER, f"{stem}.parquet")
+        try:
+            with tf.io.gfile.GFile(path, "rb") as file:
+                table = pyarrow.parquet.read_table(io.BytesIO(file.read()), columns=["key"])
+        except (tf.errors.OpError, pyarrow.ArrowException, OSError) as error:
+            raise ValueError(
+                f"{path}: needed to compare the keys of several folders, cannot be read: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        return table["key"].combine_chunks()
+
+    with concurrent.futures.ThreadPoolExecutor(_STAT_THREADS) as pool:
+        return pyarrow.concat_arrays([*pool.map(read, names), pyarrow.array([], pyarrow.string())])
+
+
+def _plan_pictures(
+    sources: Mapping[str, Manifest],
+    *,
+    features: Sequence[str],
+    resize: tuple[int, int] | None,
+) -> _Pictures:
+    folder, contents = next(iter(sources.items()))
+    if resize is not None:
+        if isinstance(resize, int) or len(resize) != 2 or min(resize) < 1:
+            raise ValueError(f"resize {resize}: must be (height, width), each 1 or more")
+    elif contents.image_size is None:
+        raise ValueError(
+            f"resize: none given, but the pictures of {folder} vary in size (image_size is null); "
+            "give resize=(height, width)"
+        )
+    size = resize or contents.image_size
+    assert size is not None
+    return _Pictures(
+        schema=contents.schema,
+        encoding=contents.encoding,
+        channels=contents.channels,
+        classes=len(contents.labels),
+        size=(int(size[0]), int(size[1])),
+        resize=resize is not None and tuple(resize) != contents.image_size,
+        specs=_find_specs(sources, features),
+    )
+
+
+def _find_specs(
+    sources: Mapping[str, Manifest], features: Sequence[str]
+) -> tuple[FeatureSpec, ...]:
+    if isinstance(features, str):
+        raise ValueError(f"features {features!r}: must be a list, as in [{features!r}]")
+    wanted: dict[str, FeatureSpec] = {}
+    for folder, contents in sources.items():
+        picture = _PICTURE[contents.schema]
+        known = {spec.name: spec for spec in contents.specs if spec.name != picture}
+        for name in features:
+            if name in ("image", picture):
+                raise ValueError(f"features {name!r}: the picture is always there, as 'image'")
+            if name not in known:
+                raise ValueError(
+                    f"features {name!r}: {folder} has no such feature; allowed are "
+                    f"{', '.join(known)}"
+                )
+            if (first := wanted.setdefault(name, known[name])) != known[name]:
+                raise ValueError(
+                    f"features {name!r}: {known[name]} in {folder}, {first} in another folder; "
+                    "leave it out, or ingest one of them again"
+                )
+    return tuple(wanted.values())
+
+
+# The graph: records of one shard, of all shards, pictures, batches.
+
+
+def _parse(data: tf.Tensor, offset: tf.Tensor, *, plan: _Pictures) -> Record:
+    """A block of records, their pictures still encoded; the labels from 0."""
+    picture, label = _needed_specs(plan)[:2]
+    parsed = parse_record(data, specs={*_needed_specs(plan), *plan.specs})
+    class_id = parsed[label.name] - offset
+    # A label that no model has a logit for would train as garbage, without an error on a GPU.
+    known = tf.reduce_all((class_id >= 0) & (class_id < plan.classes))
+    tf.debugging.Assert(known, [class_id])
+    record: dict[str, Any] = {"image": parsed[picture.name], "label": class_id}
+    if plan.encoding == "raw":
+        record["size"] = parsed["size"]
+    record["features"] = {spec.name: parsed[spec.name] for spec in plan.specs}
+    return record
+
+
+def _needed_specs(plan: _Pictures) -> list[FeatureSpec]:
+    specs = [FeatureSpec(_PICTURE[plan.schema], "bytes"), FeatureSpec(_CLASS[plan.schema], "int64")]
+    return specs + ([FeatureSpec("size", "int64", (2,))] if plan.encoding == "raw" else [])
+
+
+def _read_shard(
+    path: tf.Tensor, records: tf.Tensor, offset: tf.Tensor, *, plan: _Pictures, buffer: int | None
+) -> tf.data.Dataset:
+    """The records of one file: exactly as many as dataset.json says, or an error that names it.
+
+    TensorFlow's own errors name no file. So they end the file early, and what then is asked for
+    beyond its end comes from a data set that finds out what is wrong and says so. It is not
+    touched as long as the file is whole.
+    """
+    # By blocks, since for small pictures a call costs more than the parsing.
+    blocks = tf.data.TFRecordDataset(path, buffer_size=buffer).batch(_BLOCK)
+    blocks = blocks.map(lambda data: _parse(data, offset, plan=plan))
+    whole = blocks.ignore_errors(log_warning=True).unbatch()
+    fault = _explain_fault(path, records, offset, plan=plan)
+    nothing = tf.nest.map_structure(
+        lambda spec: tf.zeros(spec.shape, spec.dtype), whole.element_spec
+    )
+    fault = fault.map(lambda _: nothing)
+    return whole.concatenate(fault).take(records)
+
+
+def _explain_fault(
+    path: tf.Tensor, records: tf.Tensor, offset: tf.Tensor, *, plan: _Pictures
+) -> tf.data.Dataset:
+    """A data set of bool whose first element is an error that says what is wrong with a file."""
+    data = tf.data.TFRecordDataset(path)
+
+    def fail(problem: str) -> tf.data.Dataset:
+        def assert_false(path: tf.Tensor) -> tf.Tensor:
+            text = tf.strings.join([path, ": ", problem, _FAULT_REMEDY])
+            with tf.control_dependencies([tf.debugging.Assert(tf.equal(path, ""), [text])]):
+                return tf.constant(True)
+
+        return tf.data.Dataset.from_tensors(path).map(assert_false)
+
+    def demand(readable: tf.data.Dataset, problem: str) -> tf.data.Dataset:
+        """No element if all records can be read so, else the error."""
+        readable = readable.map(lambda _: True).ignore_errors()
+        return readable.concatenate(fail(problem)).take(records).filter(lambda _: False)
+
+    faults = demand(data, "a record is damaged, or the file was cut")
+    for spec in sorted({*_needed_specs(plan), *plan.specs}, key=lambda spec: spec.name):
+        parsed = data.map(lambda record, spec=spec: parse_record(record, specs=[spec]))
+        form = f"{spec.dtype}{list(spec.shape)}" if spec.shape else spec.dtype
+        faults = faults.concatenate(
+            demand(parsed, f"a record has no feature {spec.name!r} of type {form}")
+        )
+    last = f"a record's class is none of the {plan.classes} that dataset.json names"
+    return faults.concatenate(fail(last))
+
+
+def find_fault(error: BaseException) -> str:
+    """Returns what an error that came out of open_dataset's graph says of a file, on one line.
+
+    TensorFlow wraps it in several lines of its own; "" for an error that is not of this kind.
+    """
+    pattern = rf"assertion failed: \[(.*{re.escape(_FAULT_REMEDY)})\]"
+    found = re.search(pattern, str(error))
+    return found[1].replace("\\'", "'") if found else ""
+
+
+def _read_records(reading: _Reading) -> tf.data.Dataset:
+    """All records of a host: in file order, or in training of several files by turns."""
+    shards, seed = reading.shards, reading.seed
+    paths = tf.data.Dataset.from_tensor_slices(
+        (
+            [shard.path for shard in shards],
+            tf.constant([shard.records for shard in shards], tf.int64),
+            tf.constant([shard.label_offset for shard in shards], tf.int64),
+        )
+    )
+    read = functools.partial(
+        _read_shard,
+        plan=reading.plan,
+        buffer=_REMOTE_BUFFER if files.is_remote(shards[0].path) else None,
+    )
+    if not reading.order.training:
+        return paths.flat_map(read)
+    if not reading.cache:  # what is cached would freeze the order of the first epoch
+        paths = paths.shuffle(len(shards), seed=seed)
+    turns = min(_OPEN_SHARDS, len(shards))
+    return paths.interleave(read, turns, num_parallel_calls=min(reading.calls, turns))
+
+
+def _decode(record: Record, *, plan: _Pictures) -> Record:
+    image = decode_image(
+        record["image"],
+        encoding=plan.encoding,
+        channels=plan.channels,
+        size=record.get("size"),
+    )
+    if plan.resize:
+        image = resize_image(image, size=plan.size)
+    image = tf.ensure_shape(image, [*plan.size, plan.channels])
+    return {"image": image, "label": record["label"], "features": record["features"]}
+
+
+def _augment(data: tf.data.Dataset, *, augment: Augment, reading: _Reading) -> tf.data.Dataset:
+    if not _takes_seed(augment):
+        return data.map(lambda r: {**r, "image": augment(r["image"])}, reading.calls)
+    # A seed for each picture, another one in each epoch, and none that a thread gets by chance.
+    seeds = tf.data.Dataset.random(seed=reading.seed, rerandomize_each_iteration=True)
+    seeds = seeds.map(lambda number: tf.cast(number - 2**31, tf.int32)).batch(2, True)
+    return tf.data.Dataset.zip((data, seeds)).map(
+        lambda r, seed: {**r, "image": augment(r["image"], seed)}, reading.calls
+    )
+
+
+def _takes_seed(augment: Augment) -> bool:
+    """Whether a second argument is required."""
+    required = [
+        parameter
+        for parameter in inspect.signature(augment).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(required) > 1
+
+
+def check_augment(augment: Augment, *, shape: Sequence[int]) -> None:
+    """Traces an augmentation and refuses what could not feed an accelerator.
+
+    Args:
+      augment: called with a picture, uint8 of the shape, and, if it takes two arguments, with a
+        seed, int32 [2]; returns a picture.
+      shape: (height, width, channels).
+
+    Raises:
+      ValueError: it calls back into Python, or returns no picture of static shape.
+    """
+    inputs = [tf.TensorSpec(shape, tf.uint8)]
+    if _takes_seed(augment):
+        inputs.append(tf.TensorSpec([2], tf.int32))
+    traced = tf.function(augment).get_concrete_function(*inputs)
+    graph = traced.graph.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    for node in nodes:
+        if node.op in _PYTHON_OPS:
+            raise ValueError(
+                f"augment: calls Python from the graph (op {node.op}, node {node.name}), which "
+                "holds up every thread and fails on a remote TPU; use TensorFlow operations only"
+            )
+    result = traced.structured_outputs
+    if not isinstance(result, tf.Tensor | tf.TensorSpec):
+        raise ValueError(f"augment: returns {result!r}, must return one tensor, the picture")
+    static = result.shape.rank == 3 and result.shape.is_fully_defined()
+    if not static or not (result.dtype == tf.uint8 or result.dtype.is_floating):
+        raise ValueError(
+            f"augment: returns {result.dtype.name} {result.shape}, must be uint8 or float of a "
+            "static shape [height, width, channels]; end it with tf.ensure_shape"
+        )
+
+
+def _shuffle_size(
+    shards: Sequence[ShardFile], *, buffer: int | None, limit: int, each: float
+) -> int:
+    """Records in the shuffle buffer, of `each` bytes.
+
+    Raises:
+      ValueError: more are asked for than the limit allows.
+    """
+    records = _count_records(shards)
+    if buffer is None:
+        return max(1, min(records, int(limit / each)))
+    _check_positive("shuffle_buffer", buffer)
+    if (needed := min(buffer, records) * each) > limit:
+        raise ValueError(
+            f"shuffle_buffer {buffer}: takes some {needed / 1e6:.1f} MB, more than the "
+            f"{limit / 1e6:.1f} MB of shuffle_bytes; give {max(1, int(limit / each))} or less, or "
+            "raise shuffle_bytes"
+        )
+    return min(buffer, records)
+
+
+def cache_path(
+    folder: str,
+    *,
+    sources: Mapping[str, Manifest],
+    shards: Sequence[ShardFile],
+    split: str,
+    preprocessing: Any,
+) -> str:
+    """Returns where the decoded pictures are cached: `<split>-<fingerprint>-<preprocessing>`.
+
+    Other data, other shards and another preprocessing have another name, so that no cache is ever
+    taken for another's.
+
+    Args:
+      folder: of all caches.
+      sources: the data.
+      shards: what this host reads of it.
+      split: name of the split.
+      preprocessing: what is done to a record before it is cached; its repr() counts.
+    """
+    prints = [contents.fingerprint for contents in sources.values()]
+    data = prints[0] if len(prints) == 1 else _digest(prints)
+    names = [shard.path for shard in shards] if len(prints) > 1 else []
+    names = names or [os.path.basename(shard.path) for shard in shards]
+    rest = _digest([names, repr(preprocessing), tf.__version__])
+    return files.join(folder, f"{split}-{data[:16]}-{rest[:16]}")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _prepare_cache(cache: str, path: str) -> str:
+    """Returns the prefix of the cache's files, in a folder that is there.
+
+    Raises:
+      ValueError: the folder cannot be made, or a cache in it is half filled.
+    """
+    try:
+        tf.io.gfile.makedirs(path)
+        names = tf.io.gfile.listdir(path)
+    except tf.errors.OpError as error:
+        raise ValueError(f"cache {cache}: cannot be used: {error.message}") from error
+    locks = [name for name in names if name.endswith(".lockfile")]
+    if locks and "records.index" not in names:
+        raise ValueError(
+            f"cache {cache}: {path} is being filled by another process, or one was stopped while "
+            f"it filled it ({locks[0]}); wait for it, or delete that folder"
+        )
+    return files.join(path, "records")
+
+
+def _pad(dataset: tf.data.Dataset, *, count: int) -> tf.data.Dataset:
+    """Adds the weights: 1 for every record, 0 for the padding that fills the last batches."""
+    real = dataset.map(lambda record: {**record, "weight": tf.constant(1.0)})
+    if not count:
+        return real
+    empty = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), real.element_spec)
+    return real.concatenate(tf.data.Dataset.from_tensors(empty).repeat(count))
+
+
+def _finish(data: tf.data.Dataset, *, reading: _Reading, weighted: bool) -> tf.data.Dataset:
+    """Batches of records as tuples."""
+
+    def finish(batch: Record) -> tuple[Any, ...]:
+        image = convert_image(batch["image"], dtype=reading.dtype)
+        first = {"image": image, **batch["features"]} if reading.plan.specs else image
+        return (first, batch["label"], batch["weight"]) if weighted else (first, batch["label"])
+
+    # A batch at a time: a call costs as much as the conversion of a small picture.
+    return data.map(finish, reading.calls)
+
+
+def _make_for_training(reading: _Reading, augment: Augment | None) -> tf.data.Dataset:
+    order, calls = reading.order, reading.calls
+    data = _read_records(reading)
+    if reading.cache:
+        # Before the shuffle and the augmentation, which else were those of the first epoch for
+        # ever.
+        data = data.map(functools.partial(_decode, plan=reading.plan), calls)
+        data = data.cache("" if reading.cache == "memory" else reading.cache)
+    data = data.shuffle(reading.buffer, seed=reading.seed)
+    # After the shuffle: all of an epoch is seen before any of the next. Before the decoding: no
+    # thread idles where one epoch meets another.
+    data = data.repeat() if order.repeat else data
+    if not reading.cache:
+        # After the shuffle: decoded, a picture takes ten times the memory.
+        data = data.map(functools.partial(_decode, plan=reading.plan), calls)
+    if augment is not None:
+        data = _augment(data, augment=augment, reading=reading)
+    # Whole batches have a static shape, without which a TPU cannot compile.
+    data = data.batch(reading.batch_size, drop_remainder=order.drop_remainder)
+    if not order.repeat and _count_records(reading.shards) // reading.batch_size > reading.steps:
+        # As many steps as the host with the fewest records. Not by take(), which would leave the
+        # end unread, and so a cache for ever incomplete.
+        data = data.enumerate().filter(lambda number, _: number < reading.steps)
+        data = data.map(lambda _, batch: batch)
+    return _finish(data, reading=reading, weighted=False)
+
+
+def _make_for_evaluation(reading: _Reading) -> tf.data.Dataset:
+    decode = functools.partial(_decode, plan=reading.plan)
+    data = _read_records(reading).map(decode, reading.calls)
+    if reading.cache:
+        data = data.cache("" if reading.cache == "memory" else reading.cache)
+    padding = reading.steps * reading.batch_size - _count_records(reading.shards)
+    data = _pad(data, count=padding)
+    data = data.batch(reading.batch_size, drop_remainder=True)
+    return _finish(data, reading=reading, weighted=True)
+
+
+def _make_options(reading: _Reading, *, shard_count: int, ram_budget: int | None) -> Any:
+    options = tf.data.Options()
+    options.deterministic = reading.order.deterministic
+    # With shards of its own for each host nothing is left to share out. Otherwise every worker
+    # takes its share of the batches: sharing out files fails where there are fewer than workers.
+    policy = tf.data.experimental.AutoShardPolicy
+    options.experimental_distribute.auto_shard_policy = (
+        policy.OFF if shard_count > 1 else policy.DATA
+    )
+    if ram_budget is not None:
+        options.autotune.ram_budget = ram_budget
+    return options
+
+
+class _EndsOnTime(tf.data.Dataset):
+    """The same data set; its iterators are taken down by another thread."""
+
+    def __init__(self, dataset: tf.data.Dataset):
+        self._dataset = dataset
+        super().__init__(dataset._variant_tensor)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._dataset]
+
+    @property
+    def element_spec(self) -> Any:
+        return self._dataset.element_spec
+
+    def __iter__(self) -> Any:
+        iterator = super().__iter__()
+        if tf.executing_eagerly():
+            # Attributes go in the order in which they came: this one after the iterator's own.
+            iterator._last_hold = _LastHold(iterator._iterator_resource)
+        return iterator
+
+
+class _LastHold:
+    """Holds a resource longest, and lets go of it in a thread."""
+
+    def __init__(self, resource: Any):
+        self._held = [resource]
+
+    def __del__(self) -> None:
+        # Not threading.Thread: its start() takes a lock and waits, neither of which is safe in a
+        # finalizer. At the interpreter's end no thread may start; then it goes here and now.
+        with contextlib.suppress(RuntimeError):
+            _thread.start_new_thread(self._held.clear, ())
+
+
+def end_on_time(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the data set, its epochs ending with their last batch. open_dataset does this itself.
+
+    Use it again after a transformation of your own. Without it the end of a finite data set with
+    AUTOTUNE can come late by as much as the epoch took: whoever drops the iterator waits for its
+    tuning thread, which sleeps ever longer and, in a race, overlooks that it was cancelled
+    (TensorFlow 2.21, Model::OptimizeLoop). Here a thread of its own does that waiting.
+
+    Args:
+      dataset: any.
+
+    Returns:
+      The same elements and options.
+    """
+    return _EndsOnTime(dataset)
+
+
+def _settle_order(
+    *,
+    training: bool,
+    repeat: bool | None,
+    deterministic: bool | None,
+    drop_remainder: bool | None,
+    augment: Augment | None,
+) -> _Order:
+    """Returns the order with the defaults filled in.
+
+    Raises:
+      ValueError: the arguments contradict each other.
+    """
+    if training:
+        order = _Order(True, repeat is not False, bool(deterministic), drop_remainder is not False)
+        if order.repeat and not order.drop_remainder:
+            raise ValueError("drop_remainder False: needs repeat=False; else no batch is the last")
+        return order
+    for name, value, wrong in (
+        ("repeat", repeat, bool(repeat)),
+        ("deterministic", deterministic, deterministic is False),
+        ("drop_remainder", drop_remainder, bool(drop_remainder)),
+        ("augment", augment, augment is not None),
+    ):
+        if wrong:
+            raise ValueError(
+                f"{name} {value}: not with training=False, which gives every record once, as it "
+                "is, in file order; leave it out, or give training=True"
+            )
+    return _Order(training=False, repeat=False, deterministic=True, drop_remainder=False)
+
+
+def _check_numbers(
+    batch_size: int, image_dtype: Any, parallel_calls: int, shard_index: int, shard_count: int
+) -> tf.DType:
+    _check_positive("batch_size", batch_size)
+    _check_positive("shard_count", shard_count)
+    if parallel_calls != AUTOTUNE:
+        _check_positive("parallel_calls", parallel_calls)
+    if not 0 <= shard_index < shard_count:
+        raise ValueError(
+            f"shard_index {shard_index}: allowed are 0 to {shard_count - 1}, since shard_count is "
+            f"{shard_count}"
+        )
+    allowed = {name: dtype for dtype in IMAGE_DTYPES for name in (dtype, dtype.name)}
+    if image_dtype not in allowed:
+        shown = getattr(image_dtype, "name", image_dtype)
+        raise ValueError(
+            f"image_dtype {shown}: allowed are {', '.join(d.name for d in IMAGE_DTYPES)}"
+        )
+    return allowed[image_dtype]
+
+
+def _plan_cache(
+    cache: str | os.PathLike | None,
+    *,
+    sources: Mapping[str, Manifest],
+    shards: Sequence[ShardFile],
+    split: str,
+    plan: _Pictures,
+    order: _Order,
+) -> tuple[str | None, float]:
+    """Returns the prefix of the cache's files, and the bytes of a record in the shuffle buffer."""
+    if cache is None:
+        return None, sum(shard.bytes for shard in shards) / _count_records(shards)
+    if cache == "memory":
+        return "memory", 1  # the buffer holds the cache's own tensors
+    folder = os.fspath(cache)
+    # What training wrote is not in file order, nor, unless asked for, in an order that recurs.
+    preprocessing = (plan, order.training, order.deterministic)
+    path = cache_path(
+        folder, sources=sources, shards=shards, split=split, preprocessing=preprocessing
+    )
+    return _prepare_cache(folder, path), math.prod(plan.shape)
+
+
+def open_dataset(
+    folders: str | os.PathLike | Sequence[str | os.PathLike],
+    *,
+    split: str = "train",
+    batch_size: int = 128,
+    training: bool = True,
+    repeat: bool | None = None,
+    image_dtype: tf.DType = tf.uint8,
+    features: Sequence[str] | None = None,
+    resize: tuple[int, int] | None = None,
+    augment: Augment | None = None,
+    cache: str | os.PathLike | None = None,
+    seed: int | None = None,
+    deterministic: bool | None = None,
+    drop_remainder: bool | None = None,
+    shuffle_buffer: int | None = None,
+    shuffle_bytes: int = SHUFFLE_BYTES,
+    shard_index: int = 0,
+    shard_count: int = 1,
+    parallel_calls: int = AUTOTUNE,
+    ram_budget: int | None = None,
+) -> tf.data.Dataset:
+    """Opens data sets for training or evaluation.
+
+    Training: shards and records shuffled, repeated without end, whole batches only. Evaluation:
+    file order, every record exactly once, the last batch padded. docs/reading.md has examples.
+
+    Args:
+      folders: a data set's folder, or several that are read as one set.
+      split: name of the split.
+      batch_size: pictures in a batch; with several hosts, of this host.
+      training: False for evaluation.
+      repeat: training only; None means True there. False ends after one epoch.
+      image_dtype: uint8 (0 to 255), or float32, bfloat16, float16 (0 to 1).
+      features: names of further features; the first element then is a dict.
+      resize: (height, width); needed where dataset.json's image_size is null.
+      augment: training only; called with a picture, uint8 [height, width, channels], and with a
+        seed, int32 [2], if it requires two arguments; returns the picture, of static shape.
+      cache: "memory", or a folder, to keep the decoded pictures in.
+      seed: of the shuffles and of the augmentation's seeds; None for TensorFlow's global one.
+      deterministic: training only; whether equal seeds give equal orders (slower). None: no.
+      drop_remainder: training only; False, together with repeat=False, keeps a short last batch;
+        hosts then may have unequal numbers of batches.
+      shuffle_buffer: records in the shuffle buffer; None for as many as `shuffle_bytes` hold.
+      shuffle_bytes: the most memory that the shuffle buffer may take.
+      shard_index: number of this host, from 0.
+      shard_count: number of hosts; each reads shards of its own.
+      parallel_calls: threads for reading and for decoding, tuned by default.
+      ram_budget: bytes that tuned buffers may take; None for half of the free memory.
+
+    Returns:
+      A tf.data.Dataset of (image, label), in evaluation (image, label, weight):
+      image [batch, height, width, channels] of `image_dtype`, or a dict of it as "image" and of
+      the features, each [batch, ...]; label int64 [batch], from 0 whatever the label offset;
+      weight float32 [batch], 0 for padding, else 1. Its cardinality is known.
+
+    Raises:
+      ValueError: an argument, a folder or a file is wrong, or they do not go together.
+    """
+    order = _settle_order(
+        training=training,
+        repeat=repeat,
+        deterministic=deterministic,
+        drop_remainder=drop_remainder,
+        augment=augment,
+    )
+    dtype = _check_numbers(batch_size, image_dtype, parallel_calls, shard_index, shard_count)
+    sources = load_sources(folders)
+    plan = _plan_pictures(sources, features=features or (), resize=resize)
+    if augment is not None:
+        check_augment(augment, shape=plan.shape)
+    hosts = share_shards(list_shards(sources, split=split), count=shard_count)
+    shards = hosts[shard_index]
+    _check_files(shards)
+    _check_keys(sources)
+    prefix, each = _plan_cache(
+        cache, sources=sources, shards=shards, split=split, plan=plan, order=order
+    )
+    reading = _Reading(
+        shards=shards,
+        plan=plan,
+        order=order,
+        batch_size=batch_size,
+        steps=_count_steps(
+            hosts if order.drop_remainder or not training else [shards],
+            batch_size,
+            drop_remainder=order.drop_remainder,
+            split=split,
+        ),
+        dtype=dtype,
+        seed=seed,
+        buffer=_shuffle_size(shards, buffer=shuffle_buffer, limit=shuffle_bytes, each=each),
+        cache=prefix,
+        calls=parallel_calls,
+    )
+    data = _make_for_training(reading, augment) if training else _make_for_evaluation(reading)
+    if not order.repeat:
+        data = data.apply(tf.data.experimental.assert_cardinality(reading.steps))
+    options = _make_options(reading, shard_count=shard_count, ram_budget=ram_budget)
+    return end_on_time(data.prefetch(AUTOTUNE).with_options(options))
