@@ -117,7 +117,9 @@ def run_pipeline(plan: RunPlan, build: Callable[[beam.Pipeline], Any]) -> None:
         return
     if not isinstance(failure, Exception):
         raise failure
-    line = _last_line(f"{type(failure).__name__}: {failure}")
+    # Beam hands on a worker's traceback as the text of a RuntimeError, or the error itself.
+    kind = "" if isinstance(failure, RuntimeError) else f"{type(failure).__name__}: "
+    line = _last_line(f"{kind}{failure}")
     if found := re.search(r"\bDataError: (.*)", line):
         raise DataError(found[1]) from failure
     raise RuntimeError(line) from failure
