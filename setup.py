@@ -24,7 +24,10 @@ EXTRAS_REQUIRE = {
         'tensorflow-transform>=1.21,<1.22; python_version >= "3.11"',
     ],
     "test": [
+        "ipykernel",
         "mypy",
+        "nbclient",
+        "nbformat",
         "psutil",
         "pytest",
         "pytest-timeout",
