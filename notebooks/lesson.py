@@ -14,8 +14,9 @@ one statement, the answer; the playground gets `...` in place of its value.
 # train a model. It takes about an hour.
 #
 # Run the cells from top to bottom. Where a comment says **Your turn**, put your answer in the
-# place of `...` and run the cell again: it checks what you wrote. A cell that you leave open
-# stops nothing that comes after its chapter, so you may skip. `solution.ipynb` has the answers.
+# place of `...` and run the cell again: it checks what you wrote. A place that you leave open stops
+# nothing that comes after it, so you may skip; but exercise 2 needs the answer of 1, and 7 that of
+# 4. `solution.ipynb` has them all.
 
 # %% [markdown] solution
 # # Feeding an accelerator: the solution
@@ -330,9 +331,9 @@ def float_feature(values):
 
 
 # %% [markdown]
-# We write a record for each picture: the JPEG bytes themselves (not the pixels: those are ten times
-# the size), the number of the class, height and width, and a list of floats whose length differs
-# from record to record.
+# We write a record for each picture: the JPEG bytes themselves (pixels would take several times the
+# space, as you will see), the number of the class, height and width, and a list of floats whose
+# length differs from record to record.
 #
 # **Exercise 4.** `class` and `size` are missing.
 
@@ -375,7 +376,8 @@ for shard in range(SHARDS if elements else 0):
             record = make_example(picture, int(label), [0.5] * (number % 3))
             writer.write(record.SerializeToString())
 for path in sorted(by_hand.iterdir()):
-    print(path.name, path.stat().st_size, "bytes")
+    pixels = 96 * 96 * 3 * int(path.stem.partition("-")[2])
+    print(f"{path.name}: {path.stat().st_size:,} bytes; as pixels {pixels:,}")
 
 # %% [markdown]
 # ### The same with tpufeed
@@ -804,8 +806,8 @@ for value in (70_000.0, 1e30, 1e-8, 1e-30, 1.001):
 
 # %% [markdown]
 # In float16 large gradients become infinite and small ones zero, so training in it needs scaled
-# losses. In bfloat16 they merely lose digits, and training minds that little; as a rule no code
-# has to change.
+# losses. In bfloat16 they merely lose digits. The lab says that training minds that little, and
+# that usually no code has to change.
 #
 # **Exercise 10.** Make bfloat16 out of float32 yourself: drop the lower 16 bits.
 
