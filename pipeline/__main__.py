@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -19,6 +20,7 @@ from pipeline.config import (
     make_train_config,
     parse_compare,
 )
+from pipeline.messages import OneLineFormatter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,17 +73,31 @@ def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
     config = make_ingest_config(args)
     remote = any("runner" in arg.lower() and "dataflow" in arg.lower() for arg in beam_args)
     # Dataflow's job id is printed at INFO; the local runner's INFO is of no use to anyone.
-    logging.basicConfig(level=logging.INFO if remote else logging.WARNING)
+    handler = logging.StreamHandler()
+    if not args.debug:  # Beam logs whole jobs, and the tracebacks of far workers
+        handler.setFormatter(OneLineFormatter())
+    chatty = remote and args.debug
+    logging.basicConfig(level=logging.INFO if chatty else logging.WARNING, handlers=[handler])
+    if remote:
+        logging.getLogger("apache_beam.runners.dataflow").setLevel(logging.INFO)
     if not remote and not args.debug:
         # The local runner logs a worker's traceback beside raising it; our line says it once.
         logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     # What decoders grumble about shows in the outcome: a record, or a reject with its reason.
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
+    # What Beam makes as it is imported stays to the end, so there is nothing to collect in it.
+    gc.disable()
+    from pipeline.dataflow import Submission
     from pipeline.ingest import ingest_images
     from pipeline.summary import describe_manifest
 
-    manifest = ingest_images(config, beam_args)
-    print(describe_manifest(manifest, directory=config.output))
+    gc.freeze()
+    gc.enable()
+    outcome = ingest_images(config, beam_args)
+    if isinstance(outcome, Submission):
+        print(outcome.text)
+    else:
+        print(describe_manifest(outcome, directory=config.output))
     return 0
 
 

@@ -16,6 +16,7 @@ from apache_beam import pvalue
 
 from pipeline import __version__
 from pipeline.config import IngestConfig
+from pipeline.dataflow import Submission, check_paths
 from pipeline.runner import plan_run, run_pipeline
 from transforms import files
 from transforms.example import feature_specs
@@ -33,7 +34,7 @@ from transforms.records import IDX_PREFIX, DataError, Input
 from transforms.screen import ScreenImages
 from transforms.shards import SHARD_NAME
 from transforms.sources import ListImages
-from transforms.stats import AssignSplits, DecideLabels, PlanShards
+from transforms.stats import AssignSplits, CountImages, DecideLabels, PlanShards
 from transforms.write import (
     ManifestHeader,
     RecordPolicy,
@@ -68,19 +69,22 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
         | "ListImages" >> ListImages(config.root, config.split_by, reserved)
     )
     screened = listed | "ScreenImages" >> ScreenImages(config.exclude, known)
-    labels = screened["refs"] | "DecideLabels" >> DecideLabels(config.known_labels)
     refs = screened["refs"] | "AssignSplits" >> AssignSplits(
         config.weights, config.seed, config.weights_given
     )
-    plan = refs | "PlanShards" >> PlanShards(config.pixels, config.shards, config.shard_size)
+    sizes = refs | "CountImages" >> CountImages(config.pixels)
+    labels = pvalue.AsSingleton(sizes | "DecideLabels" >> DecideLabels(config.known_labels), ())
+    plan = pvalue.AsSingleton(
+        sizes | "PlanShards" >> PlanShards(config.shards, config.shard_size), {}
+    )
     written = refs | "WriteShards" >> WriteShards(
         config.output,
         policy=policy,
         seed=config.seed,
         threads=config.threads or 1,
-        plan=pvalue.AsSingleton(plan),
-        labels=pvalue.AsSingleton(labels),
-        exclusions=pvalue.AsSingleton(screened["exclusions"]),
+        plan=plan,
+        labels=labels,
+        exclusions=screened["exclusions"],
     )
     rejects = (
         (screened["rejects"], written["rejects"])
@@ -88,50 +92,64 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
         | "WriteRejects" >> WriteRejects(config.output)
     )
     duplicates = written["contents"] | "WriteDuplicates" >> WriteDuplicates(config.output)
-    skipped = listed["skipped"] | "CountSkipped" >> beam.combiners.Count.Globally()
     return written["summaries"] | "WriteManifest" >> WriteManifest(
         config.output,
         ManifestHeader(
             __version__, config.to_json(), policy, config.splits, config.max_reject_rate
         ),
-        labels=pvalue.AsSingleton(labels),
+        labels=labels,
         rejects=pvalue.AsSingleton(rejects),
-        skipped=pvalue.AsSingleton(skipped),
+        skipped=pvalue.AsIter(listed["skipped"]),
         columns=pvalue.AsIter(listed["columns"]),
         duplicates=pvalue.AsSingleton(duplicates),
     )
 
 
-def ingest_images(config: IngestConfig, beam_args: Sequence[str] = ()) -> Manifest:
+def ingest_images(config: IngestConfig, beam_args: Sequence[str] = ()) -> Manifest | Submission:
     """Makes the data set in `config.output`.
 
     Args:
       config: what to do.
       beam_args: options for Beam, such as "--runner=DataflowRunner".
 
+    Returns:
+      The manifest, or a Submission where the options say not to wait for it.
+
     Raises:
       UsageError: an option that Beam does not know, or lacks.
       DataError: the inputs or the output are not as they must be; one line with the remedy.
     """
     plan = plan_run(beam_args)
-    config = resolve_config(config, threads=plan.threads)
-    prepare_output(config)
-    run_pipeline(plan, lambda root: build(root, config))
+    if plan.dataflow:
+        inputs = [("--input", source.pattern) for source in config.inputs]
+        check_paths(plan.options, [*inputs, ("--output", config.output)])
+    config = resolve_config(config, threads=plan.threads, look=not plan.dry_run)
+    if not plan.dry_run:
+        prepare_output(config)
+    submission = run_pipeline(plan, lambda root: build(root, config))
+    if submission is not None:
+        return submission
     _remove_work_folder(config.output)
     return load_manifest(config.output)
 
 
-def resolve_config(config: IngestConfig, *, threads: int = 1) -> IngestConfig:
-    """Returns the configuration with all that must be looked up before the graph is built."""
+def resolve_config(config: IngestConfig, *, threads: int = 1, look: bool = True) -> IngestConfig:
+    """Returns the configuration with all that must be looked up before the graph is built.
+
+    Args:
+      config: as it was given.
+      threads: for each shard, unless the configuration says.
+      look: whether to see to it that inputs and exclusions are there.
+    """
     inputs = tuple(map(_fetch_input, config.inputs))
-    for source in inputs:
+    for source in inputs if look else ():
         check_matches(source)  # before --overwrite removes anything
     roots = [source.pattern for source in inputs if source.kind == "glob"]
     root = config.root or (common_root(roots) if roots else "/")
     known = config.known_labels
     if config.class_names is not None and known is None:
         known = read_class_names(config.class_names)
-    if config.exclude is not None and not files.exists(config.exclude):
+    if look and config.exclude is not None and not files.exists(config.exclude):
         raise DataError(f"--exclude {config.exclude}: no such file")
     return dataclasses.replace(
         config,

@@ -12,9 +12,10 @@ from transforms.records import DataError, Grouping, ImageRef
 from transforms.shards import SplitSize
 from transforms.stats import (
     AssignSplits,
+    CountImages,
     DecideLabels,
     PlanShards,
-    SumSplitSizes,
+    SumSizes,
     assign_split,
     decide_labels,
     sort_labels,
@@ -148,16 +149,21 @@ def test_a_key_without_a_group_is_named(expression):
     )
 
 
-def test_sum_split_sizes_in_any_order():
+def test_sum_sizes_in_any_order():
     chance = random.Random(1)
-    elements = [(chance.choice("abc"), chance.randint(0, 10**12)) for _ in range(300)]
+    elements = [
+        ((chance.choice("abc"), chance.choice(("ant", "bee"))), chance.randint(0, 10**12))
+        for _ in range(300)
+    ]
     expected = {
-        split: SplitSize(
-            sum(s == split for s, _ in elements), sum(n for s, n in elements if s == split)
+        (split, label): SplitSize(
+            sum(key == (split, label) for key, _ in elements),
+            sum(n for key, n in elements if key == (split, label)),
         )
         for split in "abc"
+        for label in ("ant", "bee")
     }
-    combine = SumSplitSizes()
+    combine = SumSizes()
     for _ in range(5):
         chance.shuffle(elements)
         accumulators = [combine.create_accumulator() for _ in range(4)]
@@ -167,10 +173,29 @@ def test_sum_split_sizes_in_any_order():
         assert combine.extract_output(merged) == expected
 
 
-def test_sum_split_sizes_does_not_change_what_it_merges():
-    one, two = {"a": SplitSize(1, 10)}, {"a": SplitSize(2, 20)}
-    assert SumSplitSizes().merge_accumulators([one, two]) == {"a": SplitSize(3, 30)}
-    assert (one, two) == ({"a": SplitSize(1, 10)}, {"a": SplitSize(2, 20)})
+def test_sum_sizes_does_not_change_what_it_merges():
+    key = ("a", "ant")
+    one, two = {key: SplitSize(1, 10)}, {key: SplitSize(2, 20)}
+    assert SumSizes().merge_accumulators([one, two]) == {key: SplitSize(3, 30)}
+    assert (one, two) == ({key: SplitSize(1, 10)}, {key: SplitSize(2, 20)})
+
+
+def test_count_images_in_a_pipeline():
+    refs = [ref("1", "cat", "a"), ref("2", "bee", "a"), ref("3", "cat", "b"), ref("4", "cat", "a")]
+    one = estimate_bytes(100, policy=POLICY)
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        sizes = pipeline | beam.Create(refs) | CountImages(POLICY)
+        expected = {
+            ("a", "cat"): SplitSize(2, 2 * one),
+            ("a", "bee"): SplitSize(1, one),
+            ("b", "cat"): SplitSize(1, one),
+        }
+        assert_that(sizes, equal_to([expected]))
+
+
+def test_count_images_of_nothing():
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        assert_that(pipeline | beam.Create([]) | CountImages(POLICY), equal_to([]))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +207,7 @@ def test_decide_labels_in_a_pipeline(known, expected):
         labels = (
             pipeline
             | beam.Create([ref("1", "cat"), ref("2", "bee"), ref("3", "ant"), ref("4", "cat")])
+            | CountImages(POLICY)
             | DecideLabels(known)
         )
         assert_that(labels, equal_to([expected]))
@@ -189,7 +215,7 @@ def test_decide_labels_in_a_pipeline(known, expected):
 
 def test_decide_labels_of_nothing():
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
-        assert_that(pipeline | beam.Create([]) | DecideLabels(None), equal_to([()]))
+        assert_that(pipeline | beam.Create([{}]) | DecideLabels(None), equal_to([()]))
 
 
 def test_assign_splits_in_a_pipeline():
@@ -211,13 +237,14 @@ def test_assign_splits_in_a_pipeline():
 def test_plan_shards_in_a_pipeline(shards, shard_size, expected):
     refs = [ref(str(i), split="test" if i < 20 else "train") for i in range(180)]
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
-        plan = pipeline | beam.Create(refs) | PlanShards(POLICY, shards, shard_size)
+        sizes = pipeline | beam.Create(refs) | CountImages(POLICY)
+        plan = sizes | PlanShards(shards, shard_size)
         assert_that(plan, equal_to([expected]))
 
 
 def test_plan_shards_of_nothing():
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
-        plan = pipeline | beam.Create([]) | PlanShards(POLICY, None, 1000)
+        plan = pipeline | beam.Create([{}]) | PlanShards(None, 1000)
         assert_that(plan, equal_to([{}]))
 
 
@@ -226,4 +253,4 @@ def test_plan_shards_fails_with_what_is_wrong():
     with pytest.raises(DataError, match=f"^{message}"):
         with beam.Pipeline(runner="FnApiRunner") as pipeline:
             refs = [ref("a", split="train"), ref("b", split="train")]
-            pipeline | beam.Create(refs) | PlanShards(POLICY, 3, 1000)
+            pipeline | beam.Create(refs) | CountImages(POLICY) | PlanShards(3, 1000)

@@ -149,6 +149,9 @@ def make_features(
     return features
 
 
+_ONE_BYTE = tuple(bytes([value]) for value in range(0x80))
+
+
 def encode_example(features: Mapping[str, list[Any]]) -> bytes:
     """Serializes a tf.train.Example; lists of bytes, int or float, one type a feature."""
     entries = b"".join(
@@ -173,6 +176,8 @@ def _field(number: int, payload: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
+    if 0 <= value <= 0x7F:  # nearly all are: tags, lengths of names, class ids
+        return _ONE_BYTE[value]
     value &= 0xFFFF_FFFF_FFFF_FFFF  # int64: two's complement
     out = bytearray()
     while value > 0x7F:

@@ -258,4 +258,5 @@ def check_names(ref: ImageRef, grouping: Grouping) -> ImageRef | Reject:
                 problem = "is not UTF-8"
         if problem:
             return Reject(ref.key, ref.path, ref.label, "bad_name", f"the {what} {problem}")
-    return dataclasses.replace(ref, group=ref.group or grouping.group_of(ref.key))
+    group = ref.group or grouping.group_of(ref.key)
+    return dataclasses.replace(ref, group=group) if group else ref

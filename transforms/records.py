@@ -121,7 +121,8 @@ class ImageRef:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Pickles the values alone: the runner holds every ref, and names would double them."""
-        return _restore_ref, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+        names = (self.key, self.path, self.label, self.split, self.group)
+        return _restore_ref, (*names, self.size, self.item, self.features)
 
     @property
     def source(self) -> str:

@@ -80,38 +80,44 @@ def hash_excluded(ref: ImageRef, exclusions: Exclusions) -> Iterator[str]:
 class ScreenImages(beam.PTransform):
     """Takes out what --exclude and --class-names keep out.
 
-    Expands on what ListImages returns. Returns a dict of PCollections: `refs` (ImageRef),
-    `rejects` (Reject; the listing's among them, without the names of what is excluded) and
-    `exclusions` (one Exclusions, completed with the contents of the excluded keys).
+    Expands on what ListImages returns. Returns a dict: the PCollections `refs` (ImageRef) and
+    `rejects` (Reject; the listing's among them, without the names of what is excluded), and
+    `exclusions`, Exclusions completed with the contents of the excluded keys, as a side input;
+    as a value where there is no file of them.
     """
 
     exclude: str | None
     known: frozenset[str] | None
 
-    def expand(self, listed: dict[str, beam.PCollection]) -> dict[str, beam.PCollection]:
+    def expand(self, listed: dict[str, beam.PCollection]) -> dict[str, Any]:
         """Reads the file of exclusions in the graph: it may be long."""
-        refs = listed["refs"]
-        exclusions = (
-            refs.pipeline
-            | "ExcludeFile" >> beam.Create([self.exclude])
-            | "ReadExclusions" >> beam.Map(read_exclusions)
-        )
-        keys: Any = Exclusions()  # as a value: a side input would have the runner hold all refs
-        complete = exclusions
+        keys: Any = Exclusions()
+        complete: Any = keys
         if self.exclude is not None:
-            keys = pvalue.AsSingleton(exclusions)
-            contents = refs | "HashExcluded" >> beam.FlatMap(hash_excluded, keys)
-            complete = exclusions | "AddContents" >> beam.Map(add_contents, pvalue.AsIter(contents))
-        screened = refs | "Screen" >> beam.FlatMap(self._screen, keys).with_outputs(
+            keys, complete = self._read(listed["refs"])
+        screened = listed["refs"] | "Screen" >> beam.FlatMap(self._screen, keys).with_outputs(
             "Reject", main="ImageRef"
         )
         rejects = (
             (listed["rejects"] | "WithRef" >> beam.Map(_with_ref), screened.Reject)
             | "AllRejects" >> beam.Flatten()
             # (ImageRef, Reject)
-            | "ScreenRejects" >> beam.Map(_screen_reject, pvalue.AsSingleton(complete))
+            | "ScreenRejects" >> beam.Map(_screen_reject, complete)
         )
         return {"refs": screened.ImageRef, "rejects": rejects, "exclusions": complete}
+
+    def _read(
+        self, refs: beam.PCollection[ImageRef]
+    ) -> tuple[pvalue.AsSingleton, pvalue.AsSingleton]:
+        exclusions = (
+            refs.pipeline
+            | "ExcludeFile" >> beam.Create([self.exclude])
+            | "ReadExclusions" >> beam.Map(read_exclusions)
+        )
+        keys = pvalue.AsSingleton(exclusions)
+        contents = refs | "HashExcluded" >> beam.FlatMap(hash_excluded, keys)
+        complete = exclusions | "AddContents" >> beam.Map(add_contents, pvalue.AsIter(contents))
+        return keys, pvalue.AsSingleton(complete)
 
     def _screen(self, ref: ImageRef, exclusions: Exclusions) -> Iterator[Any]:
         item = screen_image(ref, exclusions, known=self.known)
@@ -127,14 +133,12 @@ def _screen_reject(pair: tuple[ImageRef, Reject], exclusions: Exclusions) -> Rej
     return screen_reject(reject, exclusions, ref=ref)
 
 
-def read_exclusions(path: str | None) -> Exclusions:
-    """Reads the file of --exclude; None excludes nothing.
+def read_exclusions(path: str) -> Exclusions:
+    """Reads the file of --exclude.
 
     Raises:
       DataError: it cannot be read.
     """
-    if path is None:
-        return Exclusions()
     try:
         return parse_exclusions(files.read_file(path))
     except OSError as error:

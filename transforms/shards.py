@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import hashlib
 import itertools
 import math
@@ -66,8 +67,12 @@ def split_of(key: str, *, weights: Weights, seed: int) -> str:
     Adding or removing other keys moves no key to another split.
     """
     value = stable_hash(key, seed=seed)[0]
-    edges = [math.ceil(edge * _HASH_SPACE) for edge in itertools.accumulate(w for _, w in weights)]
-    return weights[bisect.bisect_right(edges, value)][0]
+    return weights[bisect.bisect_right(_upper_edges(weights), value)][0]
+
+
+@functools.cache
+def _upper_edges(weights: Weights) -> list[int]:
+    return [math.ceil(edge * _HASH_SPACE) for edge in itertools.accumulate(w for _, w in weights)]
 
 
 def shard_of(key: str, *, count: int, seed: int) -> int:

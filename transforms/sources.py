@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import stat
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -22,6 +23,9 @@ from transforms.shards import stable_hash
 from transforms.tables import Columns, list_csv
 
 Listed = ImageRef | Reject | Columns | Skipped
+
+# Groups of keys in which each is looked for: 250,000 keys a group with a billion images.
+_BUCKETS = 4096
 
 
 def read_source(ref: ImageRef) -> tuple[bytes, tuple[int, int] | None]:
@@ -62,9 +66,9 @@ class ListImages(beam.PTransform):
         )
         once = (
             listed.Listed
-            | "HashKey" >> beam.Map(_with_hash)
+            | "HashKey" >> beam.Map(_with_bucket)
             | "GroupByKey" >> beam.GroupByKey()
-            # (hash, [ImageRef, Reject or Skipped])
+            # (bucket, [ImageRef, Reject or Skipped, pickled])
             | "TakeOnce"
             >> beam.FlatMap(_take_once).with_outputs("Reject", "Skipped", main="ImageRef")
         )
@@ -93,14 +97,15 @@ def list_input(
     return list_glob(source, root=root, grouping=grouping)
 
 
-def _with_hash(item: ImageRef | Reject | Skipped) -> tuple[int, ImageRef | Reject | Skipped]:
+def _with_bucket(item: ImageRef | Reject | Skipped) -> tuple[int, bytes]:
     name = item.path if isinstance(item, Skipped) else item.key
-    # Unseeded and signed: the runner's integer coder has 64 bits with a sign.
-    return stable_hash(name, seed=0)[0] - (1 << 63), item
+    # Some hundred bytes an image: local runners hold all that is grouped, a list for each group
+    # and every object decoded.
+    return stable_hash(name, seed=0)[0] * _BUCKETS >> 64, pickle.dumps(item)
 
 
-def _take_once(group: tuple[int, Iterable[ImageRef | Reject | Skipped]]) -> Iterator[Any]:
-    for item in take_once(*group):
+def _take_once(group: tuple[int, Iterable[bytes]]) -> Iterator[Any]:
+    for item in take_once(map(pickle.loads, group[1])):
         if isinstance(item, ImageRef):
             yield item
         else:
@@ -108,7 +113,7 @@ def _take_once(group: tuple[int, Iterable[ImageRef | Reject | Skipped]]) -> Iter
 
 
 def take_once(
-    _: int, items: Iterable[ImageRef | Reject | Skipped]
+    items: Iterable[ImageRef | Reject | Skipped],
 ) -> Iterator[ImageRef | Reject | Skipped]:
     """Yields one ref for each key, and every reject and system file once.
 
@@ -122,6 +127,8 @@ def take_once(
             others[item] = None
             continue
         other = refs.setdefault(item.key, item)
+        if other is item:
+            continue
         # A CSV does not tell the size, a glob does.
         if dataclasses.replace(other, size=item.size) != item:
             first, second = sorted((_describe(other, item), _describe(item, other)))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import apache_beam as beam
-from apache_beam.transforms.combiners import ToSetCombineFn
 
 from transforms.image import PixelPolicy, estimate_bytes
 from transforms.records import DataError, ImageRef
 from transforms.shards import SplitSize, Weights, plan_shards, split_of
+
+K = TypeVar("K")
+Sizes = dict[tuple[str, str], SplitSize]  # by split and label
+
+_NO_IMAGES = SplitSize(0, 0)
 
 
 def label_order(label: str) -> tuple[int, int, str]:
@@ -51,51 +56,67 @@ def decide_labels(found: Iterable[str], *, known: Sequence[str] | None = None) -
     return labels
 
 
-class SumSplitSizes(beam.CombineFn):
-    """(split, bytes) of every image -> {split: SplitSize}."""
+class SumSizes(beam.CombineFn):
+    """((split, label), bytes) of every image -> {(split, label): SplitSize}."""
 
-    def create_accumulator(self) -> dict[str, SplitSize]:
-        """No splits yet."""
+    def create_accumulator(self) -> Sizes:
+        """No images yet."""
         return {}
 
-    def add_input(
-        self, accumulator: dict[str, SplitSize], element: tuple[str, int]
-    ) -> dict[str, SplitSize]:
+    def add_input(self, accumulator: Sizes, element: tuple[tuple[str, str], int]) -> Sizes:
         """Counts one image."""
-        split, size = element
-        before = accumulator.get(split, SplitSize(0, 0))
-        return {**accumulator, split: SplitSize(before.records + 1, before.bytes + size)}
+        key, size = element
+        before = accumulator.get(key, _NO_IMAGES)
+        accumulator[key] = SplitSize(before.records + 1, before.bytes + size)
+        return accumulator
 
-    def merge_accumulators(
-        self, accumulators: Iterable[dict[str, SplitSize]]
-    ) -> dict[str, SplitSize]:
-        """Adds up, split by split."""
-        merged: dict[str, SplitSize] = {}
-        for accumulator in accumulators:
-            for split, size in accumulator.items():
-                before = merged.get(split, SplitSize(0, 0))
-                merged[split] = SplitSize(before.records + size.records, before.bytes + size.bytes)
-        return merged
+    def merge_accumulators(self, accumulators: Iterable[Sizes]) -> Sizes:
+        """Adds up, split by split and label by label."""
+        return _add_up(pair for sizes in accumulators for pair in sizes.items())
 
-    def extract_output(self, accumulator: dict[str, SplitSize]) -> dict[str, SplitSize]:
+    def extract_output(self, accumulator: Sizes) -> Sizes:
         """As it is."""
         return accumulator
 
 
+def _add_up(pairs: Iterable[tuple[K, SplitSize]]) -> dict[K, SplitSize]:
+    total: dict[K, SplitSize] = {}
+    for key, size in pairs:
+        before = total.get(key, _NO_IMAGES)
+        total[key] = SplitSize(before.records + size.records, before.bytes + size.bytes)
+    return total
+
+
+@dataclasses.dataclass
+class CountImages(beam.PTransform):
+    """Images that know their split -> one {(split, label): SplitSize}, or none of no images."""
+
+    pixels: PixelPolicy
+
+    def expand(self, refs: beam.PCollection[ImageRef]) -> beam.PCollection[Sizes]:
+        """One combination for labels and shards: each costs local runners a tenth of a second."""
+        return (
+            refs
+            | "EstimateBytes" >> beam.Map(self._estimate)
+            | "SumSizes" >> beam.CombineGlobally(SumSizes()).without_defaults()
+        )
+
+    def _estimate(self, ref: ImageRef) -> tuple[tuple[str, str], int]:
+        return (ref.split, ref.label), estimate_bytes(ref.size, policy=self.pixels)
+
+
 @dataclasses.dataclass
 class DecideLabels(beam.PTransform):
-    """All images -> one tuple of labels, in the order of their ids."""
+    """What was counted -> one tuple of labels, in the order of their ids."""
 
     known: tuple[str, ...] | None
 
-    def expand(self, refs: beam.PCollection[ImageRef]) -> beam.PCollection[tuple[str, ...]]:
-        """Combines each worker's labels before any travels."""
-        return (
-            refs
-            | "TakeLabel" >> beam.Map(lambda ref: ref.label)
-            | "CollectLabels" >> beam.CombineGlobally(ToSetCombineFn())
-            | "OrderLabels" >> beam.Map(decide_labels, known=self.known)
-        )
+    def expand(self, sizes: beam.PCollection[Sizes]) -> beam.PCollection[tuple[str, ...]]:
+        """A pure function of all labels."""
+        return sizes | "DecideLabels" >> beam.Map(self._decide)
+
+    def _decide(self, sizes: Sizes) -> tuple[str, ...]:
+        return decide_labels((label for _, label in sizes), known=self.known)
 
 
 def assign_split(ref: ImageRef, *, weights: Weights, seed: int, explicit: bool) -> ImageRef:
@@ -132,26 +153,18 @@ class AssignSplits(beam.PTransform):
 
 @dataclasses.dataclass
 class PlanShards(beam.PTransform):
-    """Images that know their split -> one {split: number of shards}."""
+    """What was counted -> one {split: number of shards}."""
 
-    pixels: PixelPolicy
     shards: int | None
     shard_size: int
 
-    def expand(self, refs: beam.PCollection[ImageRef]) -> beam.PCollection[dict[str, int]]:
+    def expand(self, sizes: beam.PCollection[Sizes]) -> beam.PCollection[dict[str, int]]:
         """Depends on the data and the configuration only, never on workers or time."""
-        return (
-            refs
-            | "EstimateBytes" >> beam.Map(self._estimate)
-            | "SumSplitSizes" >> beam.CombineGlobally(SumSplitSizes())
-            | "PlanShards" >> beam.Map(self._plan)
-        )
+        return sizes | "PlanShards" >> beam.Map(self._plan)
 
-    def _estimate(self, ref: ImageRef) -> tuple[str, int]:
-        return ref.split, estimate_bytes(ref.size, policy=self.pixels)
-
-    def _plan(self, sizes: dict[str, SplitSize]) -> dict[str, int]:
+    def _plan(self, sizes: Sizes) -> dict[str, int]:
+        splits = _add_up((split, size) for (split, _), size in sizes.items())
         try:
-            return plan_shards(sizes, shards=self.shards, shard_size=self.shard_size)
+            return plan_shards(splits, shards=self.shards, shard_size=self.shard_size)
         except ValueError as error:
             raise DataError(str(error)) from error

@@ -11,7 +11,10 @@ import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import json
+import operator
+import pickle
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, TypeVar
@@ -45,6 +48,7 @@ from transforms.records import (
     PreparedImage,
     Reject,
     ShardSummary,
+    Skipped,
 )
 from transforms.screen import Exclusions
 from transforms.shards import SHARD_SUFFIX, place_of, shard_of
@@ -249,17 +253,17 @@ class WriteShards(beam.io.WriteToTFRecord):
         threads: int,
         plan: pvalue.AsSingleton,
         labels: pvalue.AsSingleton,
-        exclusions: pvalue.AsSingleton,
+        exclusions: Exclusions | pvalue.AsSingleton,
     ):
-        """Takes the plan ({split: shards}) and the labels (in id order) as side inputs.
+        """Takes plan and labels, and exclusions where there are any, as side inputs.
 
         Args:
           output: the data set's folder.
           policy: how an image becomes a record.
           seed: of the hash that gives shard and order.
           threads: read, decode and encode at once inside a shard.
-          plan: number of shards for each split.
-          labels: all labels.
+          plan: {split: number of shards}.
+          labels: all labels, in the order of their ids.
           exclusions: contents that must not come in.
         """
         super().__init__(
@@ -278,14 +282,14 @@ class WriteShards(beam.io.WriteToTFRecord):
 
     def expand(self, refs: beam.PCollection[ImageRef]) -> dict[str, beam.PCollection]:
         """Brings each shard's references together; every planned shard is written, full or not."""
-        once = refs.pipeline | "Once" >> beam.Create([None])
+        once = refs.pipeline | "Impulse" >> beam.Impulse() | "Once" >> beam.Map(lambda _: None)
         written = (
             # Joined before they are placed: joined after, all would be held once more.
             (refs, once)
             | "AndOnce" >> beam.Flatten()
             | "PlaceImages" >> beam.FlatMap(_place, self._plan, seed=self._seed)
             | "GroupShards" >> beam.GroupByKey()
-            # ((split, index, count), [ImageRef or None])
+            # ((split, index, count), [ImageRef, pickled, or nothing])
             | "WriteShard"
             >> beam.FlatMap(self._write, self._labels, self._exclusions).with_outputs(
                 "Reject", "Content", main="ShardSummary"
@@ -299,7 +303,7 @@ class WriteShards(beam.io.WriteToTFRecord):
 
     def _write(
         self,
-        shard: tuple[ShardKey, Iterable[ImageRef | None]],
+        shard: tuple[ShardKey, Iterable[bytes]],
         labels: tuple[str, ...],
         exclusions: Exclusions,
     ) -> Iterator[Any]:
@@ -311,53 +315,49 @@ class WriteShards(beam.io.WriteToTFRecord):
             exclusions=exclusions,
         )
         ordered = sorted(
-            (ref for ref in refs if ref), key=lambda ref: place_of(ref.key, seed=self._seed)
+            (pickle.loads(ref) for ref in refs if ref),
+            key=lambda ref: place_of(ref.key, seed=self._seed),
         )
+        results = map_in_order(prepare, ordered, threads=self._threads)
         try:
-            summary, rows, rejects = self._write_files(
-                key, map_in_order(prepare, ordered, threads=self._threads)
-            )
+            yield from self._write_files(key, results)
         except OSError as error:
             # Disk full, no permission, a store that refuses: the run's end, not the image's.
             raise DataError(
                 f"cannot write to {self._output}: {error.strerror or error}; mend it, then run "
                 "again with --overwrite"
             ) from error
-        yield summary
-        for reject in rejects:
-            yield pvalue.TaggedOutput("Reject", reject)
-        for row in rows:
-            content = (bytes.fromhex(row["source_sha256"]), (row["key"], row["label"]))
-            yield pvalue.TaggedOutput("Content", content)
 
     def _write_files(
         self, key: ShardKey, results: Iterable[PreparedRecord | Reject]
-    ) -> tuple[ShardSummary, list[dict[str, Any]], list[Reject]]:
+    ) -> Iterator[Any]:
         name = self._shard_name(key)
         temporary = files.work_path(self._output, name + SHARD_SUFFIX)
         tally = _Tally(self._sink.open(temporary))
         rows: list[dict[str, Any]] = []
-        rejects: list[Reject] = []
         try:
             for result in results:
                 if isinstance(result, Reject):
-                    rejects.append(result)
+                    yield pvalue.TaggedOutput("Reject", result)
                     continue
                 offset = tally.bytes
                 self._sink.write_record(tally, result.example)
-                rows.append(index_row(result, offset=offset, size=tally.bytes - offset))
+                row = index_row(result, offset=offset, size=tally.bytes - offset)
+                rows.append(row)
+                # Handed on at once, while the threads are busy with the next ones.
+                content = (bytes.fromhex(result.source_sha256), (row["key"], row["label"]))
+                yield pvalue.TaggedOutput("Content", content)
         finally:
             self._sink.close(tally)
         write_index(self._output, name, rows)
         files.rename(temporary, files.join(self._output, name + SHARD_SUFFIX))
-        summary = summarize_rows(
+        yield summarize_rows(
             rows,
             key=key,
             name=name,
             channels=self._policy.pixels.channels,
             digest=tally.hexdigest(),
         )
-        return summary, rows, rejects
 
     def _shard_name(self, key: ShardKey) -> str:
         split, index, count = key
@@ -366,15 +366,18 @@ class WriteShards(beam.io.WriteToTFRecord):
 
 def _place(
     ref: ImageRef | None, plan: Mapping[str, int], *, seed: int
-) -> Iterator[tuple[ShardKey, ImageRef | None]]:
-    """Gives an image to its shard, and None, which comes once, to every planned shard."""
+) -> Iterator[tuple[ShardKey, bytes]]:
+    """Gives an image to its shard, and nothing, once, to every planned shard.
+
+    The image is pickled here, since local runners hold all that is grouped, decoded.
+    """
     if ref is not None:
         count = plan[ref.split]
-        yield (ref.split, shard_of(ref.key, count=count, seed=seed), count), ref
+        yield (ref.split, shard_of(ref.key, count=count, seed=seed), count), pickle.dumps(ref)
         return
     for split, count in plan.items():
         for index in range(count):
-            yield (split, index, count), None
+            yield (split, index, count), b""
 
 
 def write_index(folder: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -413,10 +416,13 @@ class WriteRejects(beam.PTransform):
     def expand(self, rejects: beam.PCollection[Reject]) -> beam.PCollection[dict[str, int]]:
         """Brings all rejects into one place: they are few, or the run fails."""
         return (
-            rejects
-            | "ListRejects" >> beam.combiners.ToList()
-            | "WriteFile" >> beam.Map(write_rejects, output=self.output)
+            rejects.pipeline
+            | "Once" >> beam.Impulse()
+            | "WriteFile" >> beam.Map(self._write, pvalue.AsIter(rejects))
         )
+
+    def _write(self, _: bytes, rejects: Iterable[Reject]) -> dict[str, int]:
+        return write_rejects(rejects, output=self.output)
 
 
 def write_duplicates(
@@ -450,15 +456,37 @@ class WriteDuplicates(beam.PTransform):
         self, contents: beam.PCollection[tuple[bytes, tuple[str, str]]]
     ) -> beam.PCollection[int]:
         """Brings equal contents together and keeps those that stand under several keys."""
-        return (
+        groups = (
             contents
+            | "PackContent" >> beam.Map(_pack_content)
             | "GroupContents" >> beam.GroupByKey()
-            # (sha256, [(key, label)])
-            | "SortKeys" >> beam.MapTuple(lambda digest, pairs: (digest, sorted(pairs)))
-            | "KeepSeveral" >> beam.Filter(lambda group: len(group[1]) > 1)
-            | "ListDuplicates" >> beam.combiners.ToList()
-            | "WriteFile" >> beam.Map(write_duplicates, output=self.output)
+            # (bucket, [(sha256, key, label), pickled])
+            | "FindDuplicates" >> beam.FlatMap(_find_duplicates)
         )
+        return (
+            contents.pipeline
+            | "Once" >> beam.Impulse()
+            | "WriteFile" >> beam.Map(self._write, pvalue.AsIter(groups))
+        )
+
+    def _write(self, _: bytes, groups: Iterable[tuple[bytes, Sequence[tuple[str, str]]]]) -> int:
+        return write_duplicates(groups, output=self.output)
+
+
+def _pack_content(content: tuple[bytes, tuple[str, str]]) -> tuple[int, bytes]:
+    # A bucket for 1 in 4096 contents: a group for each would cost local runners more than it holds.
+    digest, (key, label) = content
+    return int.from_bytes(digest[:2], "big") >> 4, pickle.dumps((digest, key, label))
+
+
+def _find_duplicates(
+    group: tuple[int, Iterable[bytes]],
+) -> Iterator[tuple[bytes, list[tuple[str, str]]]]:
+    found = sorted(map(pickle.loads, group[1]))
+    for digest, same in itertools.groupby(found, key=operator.itemgetter(0)):
+        pairs = [(key, label) for _, key, label in same]
+        if len(pairs) > 1:
+            yield digest, pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -523,7 +551,7 @@ def make_manifest(
     summaries: Sequence[ShardSummary],
     labels: tuple[str, ...],
     rejects: Mapping[str, int],
-    skipped: int,
+    skipped: Iterable[Skipped],
     columns: Iterable[Columns],
     *,
     header: ManifestHeader,
@@ -547,7 +575,7 @@ def make_manifest(
         channel_mean=mean,
         channel_std=std,
         rejects=rejects,
-        skipped=skipped,
+        skipped=sum(1 for _ in skipped),
     )
 
 
@@ -559,31 +587,27 @@ class WriteManifest(beam.PTransform):
     header: ManifestHeader
     labels: pvalue.AsSingleton
     rejects: pvalue.AsSingleton
-    skipped: pvalue.AsSingleton
+    skipped: pvalue.AsIter
     columns: pvalue.AsIter
-    # Not read: dataset.json must wait for duplicates.jsonl.
+    # Only waited for: dataset.json comes after duplicates.jsonl.
     duplicates: pvalue.AsSingleton
 
     def expand(self, summaries: beam.PCollection[ShardSummary]) -> beam.PCollection[Manifest]:
         """Brings the summaries together: a few hundred bytes for each shard."""
+        facts = (pvalue.AsList(summaries), self.labels, self.rejects, self.skipped, self.columns)
         return (
-            summaries
-            | "ListSummaries" >> beam.combiners.ToList()
-            | "MakeManifest"
-            >> beam.Map(self._make, self.labels, self.rejects, self.skipped, self.columns)
-            | "WriteFile" >> beam.Map(self._write, self.duplicates)
+            summaries.pipeline
+            | "Once" >> beam.Impulse()
+            | "WriteManifest" >> beam.Map(self._write, self.duplicates, *facts)
         )
 
-    def _make(self, summaries: Sequence[ShardSummary], *facts: Any) -> Manifest:
-        manifest = make_manifest(summaries, *facts, header=self.header)
+    def _write(self, _: bytes, duplicates: int, *facts: Any) -> Manifest:
+        manifest = make_manifest(*facts, header=self.header)
         check_reject_rate(
             manifest.records,
             manifest.rejects,
             max_reject_rate=self.header.max_reject_rate,
             output=self.output,
         )
-        return manifest
-
-    def _write(self, manifest: Manifest, _: int) -> Manifest:
         files.write_file(self.output, MANIFEST, dump_manifest(manifest))
         return manifest
