@@ -29,7 +29,7 @@ from transforms.screen import (
     screen_image,
     screen_reject,
 )
-from transforms.sources import ListImages, read_source, take_once
+from transforms.sources import ListImages, may_repeat, read_source, take_once
 from transforms.tables import Columns, list_csv
 
 KEY = Grouping()
@@ -1241,6 +1241,40 @@ def test_list_images(tmp_path):
         assert_that(found["rejects"], equal_to(rejects), label="rejects")
         assert_that(found["columns"], equal_to(columns), label="columns")
         assert_that(found["skipped"], equal_to([Skipped(f"{folder}/dog/._c.jpg")]), label="skipped")
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_one_folder_lists_the_same_with_and_without_grouping(tmp_path, repeated):
+    make(tmp_path, "in/cat/a.jpg", "in/dog/b.jpg", "in/dog/._c.jpg", "in/dog/n\n.jpg")
+    folder = f"{tmp_path}/in"
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        inputs = pipeline | beam.Create([Input(f"{folder}/**")])
+        found = inputs | ListImages(folder, KEY, repeated=repeated)
+        refs = [
+            ImageRef("cat/a.jpg", f"{folder}/cat/a.jpg", "cat", size=1),
+            ImageRef("dog/b.jpg", f"{folder}/dog/b.jpg", "dog", size=1),
+        ]
+        bad = Reject(
+            "dog/n\n.jpg", f"{folder}/dog/n\n.jpg", "dog", "bad_name",
+            "the key holds control characters",
+        )  # fmt: skip
+        assert_that(found["refs"], equal_to(refs), label="refs")
+        assert_that(found["rejects"], equal_to([bad]), label="rejects")
+        assert_that(found["columns"], equal_to([]), label="columns")
+        assert_that(found["skipped"], equal_to([Skipped(f"{folder}/dog/._c.jpg")]), label="skipped")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["/in/*/*"], False),
+        (["idx:/in"], False),
+        (["/in/rows.csv"], True),
+        (["/in/*/*", "/in/cat/*"], True),
+    ],
+)
+def test_may_repeat(patterns, expected):
+    assert may_repeat([Input(pattern) for pattern in patterns]) == expected
 
 
 def test_list_images_fails_with_what_is_wrong(tmp_path):

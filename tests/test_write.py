@@ -279,3 +279,20 @@ def test_summaries_pickle_by_value():
     summary = ShardSummary("s", 0, "n", 1, 2, "x", (("l", 1),), 4, (1,), (1,))
     for value in (ref, summary):
         assert pickle.loads(pickle.dumps(value)) == value
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        ImageRef("cat/1.jpg", "/in/cat/1.jpg", "cat"),
+        ImageRef("cat/1.jpg", "cat/1.jpg", "cat", "train", "g", 7),
+        ImageRef("own name", "gs://b/x.jpg", "cat", size=9, features=(("age", 4), ("of", b"x"))),
+        ImageRef("test/00000003", "/in/t10k-images", "7", "test", "", 784, 3),
+        ImageRef("1.jpg", "/in/\udcff1.jpg", "cat"),
+    ],
+)
+def test_refs_pickle_by_value(ref):
+    import pickle
+
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(ref, protocol)) == ref

@@ -120,9 +120,12 @@ class ImageRef:
     features: tuple[tuple[str, bytes | int | float], ...] = ()
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Pickles the values alone: the runner holds every ref, and names would double them."""
-        names = (self.key, self.path, self.label, self.split, self.group)
-        return _restore_ref, (*names, self.size, self.item, self.features)
+        """Pickles what is not told twice: local runners hold every ref several times over."""
+        below = self.path.endswith(self.key)
+        place = self.path.removesuffix(self.key) if below else self.path
+        values = (below, self.key, place, self.label, self.split, self.group, self.size)
+        rest = (self.item, self.features)
+        return _restore_ref, values if rest == (-1, ()) else values + rest
 
     @property
     def source(self) -> str:
@@ -130,8 +133,9 @@ class ImageRef:
         return self.path if self.item < 0 else f"{self.path}#{self.item}"
 
 
-def _restore_ref(key: str, path: str, label: str, split: str, *rest: Any) -> ImageRef:
+def _restore_ref(below: bool, key: str, place: str, label: str, split: str, *rest: Any) -> ImageRef:
     # Labels and splits are few, refs are many: each name is kept once.
+    path = place + key if below else place
     return ImageRef(key, path, sys.intern(label), sys.intern(split), *rest)
 
 

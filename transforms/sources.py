@@ -9,7 +9,7 @@ import dataclasses
 import os
 import pickle
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -53,25 +53,35 @@ class ListImages(beam.PTransform):
 
     Returns a dict of PCollections: `refs` (ImageRef), `rejects` (Reject), `columns` (Columns) and
     `skipped` (Skipped).
+
+    Attributes:
+      root: keys are paths relative to it.
+      grouping: what the split is hashed by.
+      reserved: names that a CSV's extra columns must not have.
+      repeated: whether a key may be listed twice, see `may_repeat`.
     """
 
     root: str
     grouping: Grouping
     reserved: tuple[str, ...] = ()
+    repeated: bool = True
 
     def expand(self, inputs: beam.PCollection[Input]) -> dict[str, beam.PCollection]:
         """Lists, then brings each key together to drop what was matched twice."""
         listed = inputs | "ListInputs" >> beam.FlatMap(self._list).with_outputs(
-            "Columns", main="Listed"
+            "Columns", "Reject", "Skipped", main="ImageRef"
         )
-        once = (
-            listed.Listed
-            | "HashKey" >> beam.Map(_with_bucket)
-            | "GroupByKey" >> beam.GroupByKey()
-            # (bucket, [ImageRef, Reject or Skipped, pickled])
-            | "TakeOnce"
-            >> beam.FlatMap(_take_once).with_outputs("Reject", "Skipped", main="ImageRef")
-        )
+        once = listed
+        if self.repeated:
+            once = (
+                (listed.ImageRef, listed.Reject, listed.Skipped)
+                | "AllListed" >> beam.Flatten()
+                | "HashKey" >> beam.Map(_with_bucket)
+                | "GroupByKey" >> beam.GroupByKey()
+                # (bucket, [ImageRef, Reject or Skipped, pickled])
+                | "TakeOnce"
+                >> beam.FlatMap(_take_once).with_outputs("Reject", "Skipped", main="ImageRef")
+            )
         return {
             "refs": once.ImageRef,
             "rejects": once.Reject,
@@ -80,10 +90,14 @@ class ListImages(beam.PTransform):
         }
 
     def _list(self, source: Input) -> Iterator[Any]:
-        for item in list_input(
-            source, root=self.root, grouping=self.grouping, reserved=self.reserved
-        ):
-            yield pvalue.TaggedOutput("Columns", item) if isinstance(item, Columns) else item
+        return _tagged(
+            list_input(source, root=self.root, grouping=self.grouping, reserved=self.reserved)
+        )
+
+
+def may_repeat(inputs: Sequence[Input]) -> bool:
+    """Whether these inputs may list a key twice: one folder tree, or one pair of IDX, does not."""
+    return len(inputs) != 1 or inputs[0].kind == "csv"
 
 
 def list_input(
@@ -105,7 +119,11 @@ def _with_bucket(item: ImageRef | Reject | Skipped) -> tuple[int, bytes]:
 
 
 def _take_once(group: tuple[int, Iterable[bytes]]) -> Iterator[Any]:
-    for item in take_once(map(pickle.loads, group[1])):
+    return _tagged(take_once(map(pickle.loads, group[1])))
+
+
+def _tagged(items: Iterable[Listed]) -> Iterator[Any]:
+    for item in items:
         if isinstance(item, ImageRef):
             yield item
         else:
