@@ -198,6 +198,7 @@ class TrainConfig:
       cache: of decoded training pictures: "memory", "none", a folder, or None for memory where
         they are small.
       permute_labels: whether the training labels are shuffled, as a control.
+      dump_hlo: folder for the training step as text in HLO; None for none.
     """
 
     data: tuple[str, ...]
@@ -222,6 +223,7 @@ class TrainConfig:
     image_size: tuple[int, int] | None = None
     cache: str | None = None
     permute_labels: bool = False
+    dump_hlo: str | None = None
 
     def __post_init__(self) -> None:
         """Checks each field, and what they say about each other.
@@ -259,6 +261,8 @@ class TrainConfig:
             raise UsageError(
                 "--steps-per-execution: mode eager runs op by op; use --mode graph or xla"
             )
+        if self.dump_hlo and self.mode != "xla":
+            raise UsageError(f"--dump-hlo: mode {self.mode} is not compiled; use --mode xla")
         if self.weights == "imagenet" and not self.model.startswith("keras:"):
             raise UsageError(f"--weights imagenet: only with --model keras:NAME, not {self.model}")
         for flag, value in (("--zone", self.zone), ("--project", self.project)):
@@ -408,6 +412,7 @@ def _add_train(commands: Any) -> None:
     add("--output", metavar="RUN", help="a new folder: history, checkpoints, logs, model")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--permute-labels", action="store_true", help="control: shuffle the training labels")
+    add("--dump-hlo", metavar="DIR", help="write the step that XLA compiles, as text, there")
     add("--json", action="store_true", help="print a line of JSON an epoch")
 
 
@@ -474,9 +479,10 @@ def make_train_config(args: argparse.Namespace) -> TrainConfig:
     Raises:
       UsageError: the arguments are wrong.
     """
-    for flag in ("output", "weights", "tpu", "cache"):
+    for flag in ("output", "weights", "tpu", "cache", "dump_hlo"):
         if getattr(args, flag) == "":
-            raise UsageError(f"--{flag} '': is empty; give a value or drop the flag")
+            name = flag.replace("_", "-")
+            raise UsageError(f"--{name} '': is empty; give a value or drop the flag")
     if "" in args.data:
         raise UsageError("--data '': is empty; give a folder")
     size = _parse_image_size(args.image_size) if args.image_size else None
@@ -503,6 +509,7 @@ def make_train_config(args: argparse.Namespace) -> TrainConfig:
         image_size=(size[1], size[0]) if size else None,
         cache=args.cache if args.cache in (None, "memory", "none") else _absolute(args.cache),
         permute_labels=args.permute_labels,
+        dump_hlo=_absolute(args.dump_hlo) if args.dump_hlo else None,
     )
     if args.schedule is None:
         return config
@@ -522,8 +529,10 @@ def parse_compare(args: argparse.Namespace) -> tuple[str, ...]:
         _one_of("--compare", mode, MODES)
     if len(set(modes)) < len(modes):
         raise UsageError(f"--compare {args.compare}: a mode is there twice")
-    if args.resume or args.json:
-        raise UsageError("--compare: trains anew and prints a table; drop --resume and --json")
+    if args.resume or args.json or args.dump_hlo:
+        raise UsageError(
+            "--compare: trains anew and prints a table; drop --resume, --json and --dump-hlo"
+        )
     return modes
 
 

@@ -117,7 +117,7 @@ def first_line(error: BaseException) -> str:
     """Returns what an error of TensorFlow's says, without its traceback and graph."""
     text = str(getattr(error, "message", None) or error).strip()
     if found := _ASSERTED.search(text):
-        return found[1]
+        return found[1].replace("\\'", "'")
     # "Graph execution error:" and a traceback come before what is wrong.
     lines = text.removeprefix("Graph execution error:").strip().splitlines() or [""]
     if lines[0].startswith("Detected at node"):
@@ -171,15 +171,23 @@ class RunFolder:
         # Seen: OpError, IndexError for a cut file, AssertionError for another model's.
         except Exception as error:
             raise ValueError(f"{latest}: cannot be restored: {first_line(error)}") from error
-        return dataclasses.replace(history, epochs=before["epochs"][: int(self._epoch.numpy())])
+        done = int(self._epoch.numpy())
+        if len(before["epochs"]) < done:
+            raise ValueError(
+                f"{path}: has {len(before['epochs'])} epochs, {latest} has {done}: copy the run "
+                "again, or train anew in another --output"
+            )
+        return dataclasses.replace(history, epochs=before["epochs"][:done])
 
     def save_epoch(self, history: History) -> None:
-        """Writes a checkpoint, history.json, and TensorBoard's logs."""
+        """Writes history.json, a checkpoint, and TensorBoard's logs."""
         epoch = history.epochs[-1]
+        # Before the checkpoint: a run that is stopped between the two goes on from the checkpoint
+        # and leaves out what history.json has beyond it. The other way round an epoch were missing.
+        self.save_text(HISTORY, history.to_json())
         self._epoch.assign(len(history.epochs))
         with self._writing("checkpoints"):
             self._manager.save(checkpoint_number=len(history.epochs))
-        self.save_text(HISTORY, history.to_json())
         with self._writing("logs"):
             for name, statistics in (("train", epoch.training), ("test", epoch.test)):
                 self._log(name, epoch.epoch, loss=statistics.loss, accuracy=statistics.accuracy)

@@ -63,10 +63,11 @@ class Learner:
         # the update is not. On a TPU all is compiled by XLA anyway.
         alone = not tf.distribute.has_strategy()
         xla = mode == "xla" and kind != "TPU"
+        self._one_program = xla and alone
         self._differentiate: Callable[..., Any] = self._differentiate_plainly
         if xla and not alone:
             self._differentiate = tf.function(self._differentiate_plainly, jit_compile=True)
-        jit = {"jit_compile": True} if xla and alone else {}
+        jit = {"jit_compile": True} if self._one_program else {}
         wrap = (lambda function: function) if mode == "eager" else tf.function(**jit)
         self._train, self._test = wrap(self._train_plainly), wrap(self._test_plainly)
         self._predict = wrap(self._predict_plainly)
@@ -83,6 +84,30 @@ class Learner:
             # the next batch; one call is left running, so that the device never idles.
             self._wait_for_last()
             self._last = token
+
+    def compile_to_hlo(self, batches: Sequence[Any]) -> dict[str, str]:
+        """Returns the training step as text in HLO, XLA's own language, without taking it.
+
+        Args:
+          batches: as for train_on; only their shapes and types count.
+
+        Returns:
+          "hlo": as it goes into the compiler; "optimized_hlo": as it comes out.
+
+        Raises:
+          ValueError: the step is not one program of XLA's on one device.
+        """
+        if not self._one_program:
+            raise ValueError(
+                f"--dump-hlo: the step is not one program on {self._strategy.num_replicas_in_sync} "
+                f"{self._kind} replica(s); use --mode xla on one CPU or GPU"
+            )
+        traces = self.traces
+        program = tf.function(self._train_plainly, jit_compile=True)
+        dump = program.experimental_get_compiler_ir(tuple(batches))
+        texts = {stage: dump(stage=stage) for stage in ("hlo", "optimized_hlo")}
+        self.traces = traces  # of the steps that are taken
+        return texts
 
     def test_on(self, batch: Any) -> None:
         """Adds a batch to the statistics: (image, label, weights), weight 0 for padding."""
@@ -103,6 +128,18 @@ class Learner:
         for variable in (self._loss, self._correct, self._total):
             variable.assign(tf.zeros([], variable.dtype))
         return Statistics(loss / total if total else 0.0, correct, total)
+
+    def even_out(self) -> None:
+        """Sets to their mean what each replica gathers for itself, as batch normalization does.
+
+        Else each would be tested with averages of its own, and the first one's alone be saved.
+        """
+        if self._strategy.num_replicas_in_sync == 1:
+            return
+        for variable in self.model.non_trainable_variables:
+            if "float" in variable.dtype:
+                parts = self._strategy.experimental_local_results(variable.value)
+                variable.assign(np.mean([part.numpy() for part in parts], axis=0))
 
     def _timed(self, function: Callable[..., Any], argument: Any) -> Any:
         before, start = self.traces, time.perf_counter()

@@ -14,7 +14,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,13 @@ import tensorflow as tf
 
 from pipeline import figures
 from pipeline.config import TrainConfig
-from pipeline.dataset import load_sources, open_dataset
+from pipeline.dataset import end_on_time, load_sources, open_dataset
 from pipeline.devices import Placement, choose_strategy
 from pipeline.history import HISTORY, Epoch, History, RunFolder, first_line
 from pipeline.learner import Learner
 from pipeline.models import build_model
 from pipeline.verify import verify_dataset
-from transforms.files import is_remote
+from transforms.files import is_remote, join
 from transforms.manifest import Manifest
 
 TEST_SPLITS = ("validation", "test")
@@ -135,7 +135,9 @@ def pool_moments(
     shares = np.array([count / total for count, _, _ in known])[:, None]
     means, stds = (np.array([entry[i] for entry in known], np.float64) for i in (1, 2))
     mean = (shares * means).sum(axis=0)
-    std = np.sqrt((shares * (stds**2 + means**2)).sum(axis=0) - mean**2)
+    # Of one colour throughout, rounding can make this a little less than nothing.
+    variance = (shares * (stds**2 + means**2)).sum(axis=0) - mean**2
+    std = np.sqrt(np.maximum(variance, 0))
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
@@ -205,7 +207,7 @@ def train(
 def _paths(config: TrainConfig) -> list[str]:
     """What is read and written, by hosts wherever they are."""
     cache = None if config.cache in ("memory", "none") else config.cache
-    return [*config.data, *filter(None, (config.output, cache))]
+    return [*config.data, *filter(None, (config.output, cache, config.dump_hlo))]
 
 
 def _describe_start(history: History, plan: Plan, placement: Placement) -> str:
@@ -255,11 +257,12 @@ def judge_input(epoch: Epoch) -> str:
 
 
 def _check_loss(epoch: Epoch) -> None:
-    if not math.isfinite(epoch.training.loss):
-        raise RuntimeError(
-            f"epoch {epoch.epoch}: the training loss is {epoch.training.loss}; lower "
-            f"--learning-rate {epoch.learning_rate:g}, or raise it slowly with --schedule ramp=..."
-        )
+    for name, loss in (("training", epoch.training.loss), ("test", epoch.test.loss)):
+        if not math.isfinite(loss):
+            raise RuntimeError(
+                f"epoch {epoch.epoch}: the {name} loss is {loss}; lower --learning-rate "
+                f"{epoch.learning_rate:g}, or raise it slowly with --schedule ramp=..."
+            )
 
 
 def _make_learner(config: TrainConfig, plan: Plan, placement: Placement) -> Learner:
@@ -307,7 +310,10 @@ def _training_batches(
             shard_index=context.input_pipeline_id,
             shard_count=context.num_input_pipelines,
         )
-        return dataset.map(change)
+        if not config.permute_labels and placement.kind != "TPU":
+            return dataset
+        changed = dataset.map(change, num_parallel_calls=tf.data.AUTOTUNE)
+        return end_on_time(changed.prefetch(tf.data.AUTOTUNE))
 
     def change(image: Any, label: Any) -> Any:
         if config.permute_labels:
@@ -361,7 +367,8 @@ def _test_batches(config: TrainConfig, plan: Plan, placement: Placement) -> Any:
         whole = dataset.concatenate(spare.repeat(placement.replicas))
         mine = whole.take(plan.test_steps * placement.replicas)
         mine = mine.shard(context.num_input_pipelines, context.input_pipeline_id)
-        return mine.map(lambda image, *rest: (_for_device(image, placement.kind), *rest))
+        fed = mine.map(lambda image, *rest: (_for_device(image, placement.kind), *rest))
+        return end_on_time(fed.prefetch(tf.data.AUTOTUNE))
 
     return placement.strategy.distribute_datasets_from_function(open_on_host)
 
@@ -419,9 +426,12 @@ def _epochs(
             with clock.waiting(), _reading(config):
                 group = [next(batches) for _ in range(count)]
             with _computing(config):
+                if config.dump_hlo and (number, done) == (start, 0):
+                    _write_hlo(config.dump_hlo, learner.compile_to_hlo(group))
                 learner.train_on(group)
             clock.step(count)
         training = learner.read_statistics()
+        learner.even_out()
         clock.stop()
         for batch in _take(tests, plan.test_steps, config):
             with _computing(config):
@@ -436,6 +446,19 @@ def _epochs(
             input_share=clock.input_share,
             step_seconds=clock.step_seconds,
         )
+
+
+def _write_hlo(folder: str, texts: Mapping[str, str]) -> None:
+    for stage, text in texts.items():
+        path = join(folder, f"train_step.{stage}.txt")
+        try:
+            tf.io.gfile.makedirs(folder)
+            with tf.io.gfile.GFile(path, "w") as file:
+                file.write(text)
+        except (tf.errors.OpError, OSError) as error:
+            raise OSError(
+                f"{path}: cannot be written: {first_line(error)}: give another folder as --dump-hlo"
+            ) from error
 
 
 def _take(dataset: Any, count: int, config: TrainConfig) -> Iterator[Any]:

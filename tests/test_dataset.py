@@ -215,6 +215,24 @@ def test_shares_of_the_hosts_are_even():
     assert [len(mine) for mine in reader.share_shards(equal, count=3)] == [3, 2, 2]
 
 
+def test_a_host_whose_shards_are_empty(tmp_path, make):
+    pictures = draw_pictures(tmp_path, count=8)
+    folder = make(f"{pictures}/*/*", "--image-size", "8", "--shards", "8")
+    sizes = [shard.records for shard in load(folder).splits["train"].shards]
+    assert 0 in sizes  # eight keys in eight ranges of the hash
+    keys, lengths = [], set()
+    for index in range(8):
+        host = {"shard_index": index, "shard_count": 8, "batch_size": 2}
+        keys += keys_of(one_epoch(folder, training=False, repeat=None, **host))
+        lengths.add(sum(1 for _ in open_dataset(folder, training=False, **host)))
+    assert sorted(keys) == sorted(stored_records(folder, "train"))
+    assert len(lengths) == 1
+    assert refusal(folder, shard_count=8, batch_size=1) == (
+        "shard_count 8: one of the hosts has only empty shards of split 'train'; ingest with "
+        "fewer, larger shards, or use fewer hosts"
+    )
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_two_folders_are_one_set(base, second, training):
     options = {} if training else {"training": False, "repeat": None}
@@ -724,6 +742,14 @@ def test_an_iterator_is_taken_down_by_another_thread(monkeypatch):
     assert len(held) == 1 and held[0].dtype == tf.resource
 
 
+def test_without_tensorflows_private_parts_a_data_set_stays_as_it_is(monkeypatch):
+    plain = tf.data.Dataset.range(3)
+    with monkeypatch.context() as patch:
+        patch.delattr(tf.data.Dataset, "_variant_tensor")
+        assert reader.end_on_time(plain) is plain
+    assert reader.end_on_time(plain) is not plain
+
+
 # Damage
 
 
@@ -826,6 +852,20 @@ def test_a_wrong_record_names_field_and_file(damaged, change, problem):
     rewrite(change)
     expected = f"{path}: {problem}: run tpufeed verify on its folder"
     assert fault_of(folder, features=["size"]) == expected
+
+
+def test_a_file_that_is_whole_when_looked_at_again(base):
+    """What fails for a moment, as a store can, is not blamed on the records."""
+    shard = load(base).splits["train"].shards[0]
+    sources = reader.load_sources(base)
+    fault = reader._explain_fault(
+        tf.constant(str(base / shard.name)),
+        tf.constant(shard.records, tf.int64),
+        tf.constant(0, tf.int64),
+        plan=reader._plan_pictures(sources, features=(), resize=None),
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="could not be read at first, and th"):
+        next(iter(fault))
 
 
 def test_a_field_that_nobody_asked_for_may_be_absent(damaged):
@@ -1057,6 +1097,31 @@ def test_a_missing_index_is_named(base, second, tmp_path):
         f"{path}: needed to compare the keys of several folders, cannot be read: "
     )
     open_dataset(copy, batch_size=1)
+
+
+def test_keras_fits_evaluates_and_predicts(base):
+    keras = pytest.importorskip("keras")
+    layers = [keras.Input((HEIGHT, WIDTH, 3)), keras.layers.Rescaling(1 / 255)]
+    layers += [keras.layers.Flatten(), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, weighted_metrics=["accuracy"])
+    steps = steps_per_epoch(base, batch_size=4)
+    validation = open_dataset(base, split="validation", batch_size=4, training=False)
+    history = model.fit(
+        open_dataset(base, batch_size=4),
+        steps_per_epoch=steps,
+        epochs=2,
+        validation_data=validation,
+        shuffle=False,
+        verbose=0,
+    )
+    assert model.optimizer.iterations == 2 * steps and len(history.history["val_loss"]) == 2
+    _, accuracy = model.evaluate(validation, verbose=0)
+    predicted = model.predict(validation, verbose=0).argmax(axis=1)
+    labels, weights = (np.concatenate([b[i] for b in validation]) for i in (1, 2))
+    assert len(predicted) == len(labels) and 0 in weights
+    assert accuracy == pytest.approx(np.mean((predicted == labels)[weights > 0]))
 
 
 # In a process of its own: what is imported, and several devices

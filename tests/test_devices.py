@@ -115,6 +115,20 @@ def test_an_address_where_nothing_listens_is_an_error_at_once():
             choose_strategy(address)
 
 
+def test_endpoints_of_a_cluster_are_asked_for_by_name(monkeypatch):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"grpc://127.0.0.1:{unused.getsockname()[1]}"
+        monkeypatch.setenv("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", endpoint)
+        with pytest.raises(ValueError, match="^KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS=grpc:.*ConnectionR"):
+            choose_strategy()
+
+
+def test_an_empty_name_is_no_name():
+    with pytest.raises(ValueError, match="cannot be used: ValueError: Please provide a TPU Name"):
+        devices._connect("", "TPU_CONFIG", zone=None, project=None, paths=())
+
+
 def test_a_bad_tpu_config_is_an_error(monkeypatch):
     monkeypatch.setenv("TPU_CONFIG", "{")
     with pytest.raises(ValueError, match=r"^TPU_CONFIG=\{: this TPU cannot be used: JSONDecode"):

@@ -19,11 +19,13 @@ from pipeline import figures, train
 from pipeline.__main__ import main
 from pipeline.compare import format_table
 from pipeline.config import Schedule, TrainConfig, make_parser, make_train_config
-from pipeline.devices import choose_strategy, import_tensorflow
+from pipeline.dataset import open_dataset
+from pipeline.devices import Placement, choose_strategy, import_tensorflow
 from pipeline.history import Epoch, History
 from pipeline.learner import Learner, Statistics
 from pipeline.models import build_model
-from transforms.manifest import load_manifest
+from transforms.example import encode_example, parse_example
+from transforms.manifest import dump_manifest, load_manifest
 
 tf = import_tensorflow()
 import keras  # noqa: E402  (after TensorFlow, whose start-up noise is held back)
@@ -139,6 +141,8 @@ def test_arguments():
         (["--compare", "eager,eager"], "--compare eager,eager: a mode is there twice"),
         (["--compare", "fast"], "--compare fast: allowed are eager, graph, xla"),
         (["--compare", "xla", "--json"], "--compare: trains anew and prints a table"),
+        (["--dump-hlo", "d"], "--dump-hlo: mode graph is not compiled; use --mode xla"),
+        (["--dump-hlo", ""], "--dump-hlo '': is empty; give a value or drop the flag"),
         (["--frobnicate"], "--frobnicate: tpufeed train has no such argument"),
     ],
 )
@@ -200,7 +204,7 @@ def test_pictures_of_varying_size_need_a_size(dataset):
 
 def test_moments_of_several_sets_are_those_of_their_union(dataset):
     values = np.random.default_rng(0).random((40, 3)) ** np.array([1, 2, 3])
-    parts = [values[:10], values[10:]]
+    parts = [values[:7], values[7:]]
     manifests = [
         dataclasses.replace(
             with_counts(dataset, train=len(part)),
@@ -212,6 +216,9 @@ def test_moments_of_several_sets_are_those_of_their_union(dataset):
     mean, std = train.pool_moments(manifests)
     np.testing.assert_allclose(mean, values.mean(axis=0))
     np.testing.assert_allclose(std, values.std(axis=0))
+    # 7/40 and 33/40 of 0.8 squared round to less than 0.8 squared.
+    gray = [dataclasses.replace(m, channel_mean=(0.8,), channel_std=(0.0,)) for m in manifests]
+    assert train.pool_moments(gray)[1] == (0.0,)
     assert train.pool_moments(manifests[:1]) == (
         manifests[0].channel_mean,
         manifests[0].channel_std,
@@ -288,6 +295,54 @@ def test_statistics_are_set_back_and_count_real_examples_only():
     assert weight.tolist() == weights.numpy().tolist()
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_a_step_of_sgd_is_the_gradients(mode):
+    """A linear model, whose gradient is known: inputs times (softmax - truth), averaged."""
+    model = keras.Sequential([keras.Input((2, 2, 1)), keras.layers.Flatten(), _zero_dense(3)])
+    learner = Learner(
+        model,
+        keras.optimizers.SGD(0.5),
+        strategy=tf.distribute.get_strategy(),
+        mode=mode,
+        kind="CPU",
+    )
+    random = np.random.default_rng(0)
+    image, label = random.integers(0, 5, (6, 2, 2, 1), np.uint8), random.integers(0, 3, 6)
+    learner.train_on([(tf.constant(image), tf.constant(label))])
+    slope = image.reshape(6, 4).T @ (np.full((6, 3), 1 / 3) - np.eye(3)[label]) / 6
+    np.testing.assert_allclose(model.weights[0].numpy(), -0.5 * slope, atol=1e-6)
+    assert learner.read_statistics().loss == pytest.approx(np.log(3), abs=1e-6)
+
+
+def _zero_dense(units):
+    return keras.layers.Dense(units, kernel_initializer="zeros")
+
+
+def test_layers_know_training_from_testing():
+    """Batch normalization moves its averages in training and uses them, unmoved, in testing."""
+    model = build_model("squeezenet", input_shape=(16, 16, 3), classes=3)
+    learner = Learner(
+        model,
+        keras.optimizers.SGD(0.0),
+        strategy=tf.distribute.get_strategy(),
+        mode="graph",
+        kind="CPU",
+    )
+
+    def averages():
+        weights = (w.numpy() for w in model.non_trainable_weights if "moving" in w.path)
+        return np.concatenate([weight.ravel() for weight in weights])
+
+    (image, label), *_ = make_batches(1)
+    start = averages()
+    learner.test_on((image, label, tf.ones(8)))
+    assert np.array_equal(averages(), start)
+    tested = learner.read_statistics().loss
+    learner.train_on([(image, label)])
+    assert not np.array_equal(averages(), start)
+    assert learner.read_statistics().loss != pytest.approx(tested, abs=1e-3)
+
+
 def test_mixed_bfloat16_learns_nearly_the_same():
     _, expected = learn("graph", count=2)
     learner, statistics = learn("graph", count=2, mixed_bfloat16=True)
@@ -302,6 +357,7 @@ from pipeline.devices import choose_strategy, import_tensorflow
 tf = import_tensorflow()
 import keras
 from pipeline.config import TrainConfig
+from pipeline.dataset import open_dataset
 from pipeline.learner import Learner
 from pipeline.models import build_model
 from pipeline.train import train
@@ -323,6 +379,12 @@ def learn(strategy, mode, batch):
     learner.train_on([next(iter(strategy.distribute_datasets_from_function(lambda _: data)))])
     return [weight.numpy() for weight in model.weights], learner.read_statistics()
 
+def averages(model):
+    return [
+        [part.numpy() for part in placement.strategy.experimental_local_results(w.value)]
+        for w in model.non_trainable_variables if "moving" in w.path
+    ]
+
 placement = choose_strategy("none")
 result = {"placement": [placement.name, placement.replicas, placement.kind]}
 weights, statistics = learn(tf.distribute.get_strategy(), "graph", 16)
@@ -330,6 +392,21 @@ for mode in ("eager", "graph", "xla"):
     mine, counted = learn(placement.strategy, mode, 8)
     off = max(float(abs(a - b).max()) for a, b in zip(weights, mine))
     result[mode] = [off, counted.correct - statistics.correct, counted.total]
+with placement.strategy.scope():
+    model = build_model("squeezenet", input_shape=(16, 16, 3), classes=3)
+    learner = Learner(
+        model, keras.optimizers.SGD(0.1), strategy=placement.strategy, mode="graph", kind="CPU"
+    )
+data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
+both = placement.strategy.distribute_datasets_from_function(lambda _: data)
+learner.train_on([next(iter(both))])
+apart = averages(model)
+learner.even_out()
+result["apart"] = max(float(abs(a - b).max()) for a, b in apart)
+result["off the mean"] = max(
+    float(abs(now - (a + b) / 2).max())
+    for (a, b), parts in zip(apart, averages(model)) for now in parts
+)
 config = TrainConfig(
     data=(sys.argv[1],), model="lenet5", optimizer="adam", epochs=1, batch_size=4, tpu="none",
     output=sys.argv[2],
@@ -338,6 +415,19 @@ history = train(config)
 epoch = history.epochs[0]
 result["run"] = [epoch.training.total, epoch.test.total, epoch.test.correct, history.replicas]
 result["confusion"] = history.confusion
+run = sys.argv[2] + "-squeezenet"
+config = TrainConfig(
+    data=(sys.argv[1],), model="squeezenet", epochs=1, batch_size=4, tpu="none", output=run
+)
+history = train(config)
+saved = keras.models.load_model(run + "/model.keras")
+tests = open_dataset(sys.argv[1], split="validation", batch_size=4, training=False)
+losses = [
+    tf.nn.sparse_softmax_cross_entropy_with_logits(label, saved(image)) * weight
+    for image, label, weight in tests
+]
+result["saved"] = float(tf.reduce_sum(losses)) / history.epochs[0].test.total
+result["tested"] = history.epochs[0].test.loss
 print(json.dumps(result))
 """
 
@@ -357,12 +447,14 @@ def test_two_replicas_are_one_with_twice_the_batch(dataset, tmp_path):
         off, correct, total = result[mode]
         assert off < 1e-5, mode
         assert (correct, total) == (0, 16)
+    assert result["apart"] > 1e-3 and result["off the mean"] < 1e-6
     splits = load_manifest(str(dataset)).splits
     seen, tested, correct, replicas = result["run"]
     assert seen == splits["train"].records // 8 * 8
     assert tested == splits["validation"].records == np.sum(result["confusion"])
     assert correct == np.trace(result["confusion"])
     assert replicas == 2
+    assert result["saved"] == pytest.approx(result["tested"], abs=1e-4)
 
 
 # Feeding
@@ -396,6 +488,64 @@ def test_a_tpu_is_fed_bfloat16_that_holds_every_level():
     assert fed.dtype == tf.bfloat16
     assert tf.cast(fed, tf.int32).numpy().tolist() == list(range(256))
     assert train._for_device(tf.cast(levels, tf.uint8), "GPU").dtype == tf.uint8
+
+
+def at(kind: str) -> Placement:
+    """This CPU, fed as a device of another kind is."""
+    return Placement(tf.distribute.get_strategy(), kind, "")
+
+
+@pytest.mark.parametrize("scaling", ["unit", "standard"])
+def test_a_tpu_is_trained_on_the_same_levels(dataset, monkeypatch, scaling):
+    """The whole training, on this CPU, fed as a TPU and as a CPU is."""
+
+    def outcome(kind):
+        monkeypatch.setattr(train, "choose_strategy", lambda *args, **kwargs: at(kind))
+        # So slow that the order of the batches, which is not fixed, does not matter.
+        made = config(dataset, learning_rate=1e-9, scaling=scaling, augment=("flip",))
+        return train.train(made).epochs[0]
+
+    tpu, cpu = outcome("TPU"), outcome("CPU")
+    assert (tpu.training.total, tpu.test.total) == (cpu.training.total, cpu.test.total)
+    assert tpu.test.correct == cpu.test.correct
+    assert tpu.test.loss == pytest.approx(cpu.test.loss, abs=1e-5)
+
+
+def test_what_a_tpu_is_fed(dataset):
+    made = config(dataset, batch_size=1)
+    plan = train.make_plan(made, train.check_data(made.data), replicas=1)
+    batches = train._training_batches(made, plan, at("TPU"), seed=0)
+    seen = [next(batches) for _ in range(plan.steps)]
+    assert {image.dtype for image, _ in seen} == {tf.bfloat16}
+    levels = [(tf.cast(image, tf.uint8), label) for image, label in seen]
+    assert pairs(levels) == pairs(one_epoch(made))
+    for tests in (train._test_batches(made, plan, at(kind)) for kind in ("TPU", "CPU")):
+        assert hasattr(iter(tests), "_last_hold")  # ends on time
+
+
+class Hosts:
+    """What tf.distribute asks of several hosts, one replica each: a data set for every one."""
+
+    num_replicas_in_sync = 3
+
+    def distribute_datasets_from_function(self, function):
+        contexts = (tf.distribute.InputContext(3, number, 3) for number in range(3))
+        return [function(context) for context in contexts]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_three_hosts_test_every_example_once(dataset, batch_size):
+    made = config(dataset, batch_size=batch_size)
+    plan = train.make_plan(made, train.check_data(made.data), replicas=3)
+    seen = []
+    for host in train._test_batches(made, plan, Placement(Hosts(), "CPU", "")):
+        batches = list(host)
+        assert len(batches) == plan.test_steps
+        for image, _, weight in batches:
+            assert len(image) == batch_size
+            seen += [one.tobytes() for one in image.numpy()[weight.numpy() > 0]]
+    tests = open_dataset(dataset, split="validation", training=False, batch_size=1)
+    assert sorted(seen) == sorted(image.numpy().tobytes() for image, *_ in tests)
 
 
 def test_augmentation():
@@ -528,6 +678,61 @@ def test_resume_goes_on_with_weights_optimizer_and_history(run, dataset, tmp_pat
     assert load_manifest(str(dataset)).splits["train"].records // 8 * 3 in steps
 
 
+def test_a_resumed_run_sees_another_order(run, dataset, tmp_path, monkeypatch):
+    seeds = []
+
+    def spy(*args, **options):
+        if options.get("training", True):
+            seeds.append(options["seed"])
+        return open_dataset(*args, **options)
+
+    monkeypatch.setattr(train, "open_dataset", spy)
+    for folder in (copy_run(run, tmp_path), None):
+        fields = {"optimizer": "adam", "seed": 3, "output": folder, "resume": bool(folder)}
+        train.train(config(dataset, epochs=3 if folder else 1, **fields))
+    resumed, fresh = seeds
+    assert fresh == 3 and resumed != fresh
+
+
+def test_a_run_stopped_between_history_and_checkpoint(run, dataset, tmp_path):
+    """Its last epoch is trained again, from the weights before it."""
+    folder = Path(copy_run(run, tmp_path))
+    state = folder / "checkpoints" / "checkpoint"
+    state.write_text('model_checkpoint_path: "ckpt-1"\nall_model_checkpoint_paths: "ckpt-1"\n')
+    for path in folder.glob("checkpoints/ckpt-2.*"):
+        path.unlink()
+    made = config(dataset, epochs=2, optimizer="adam", output=str(folder), resume=True)
+    reports = []
+    history = train.train(made, report=reports.append)
+    assert [epoch.epoch for epoch in reports] == [1]
+    assert history.epochs[0] == run[1].epochs[0] and len(history.epochs) == 2
+
+
+def test_a_checkpoint_beyond_the_history_is_refused(run, dataset, tmp_path):
+    folder = copy_run(run, tmp_path)
+    path = Path(folder, "history.json")
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "epochs": document["epochs"][:1]}))
+    made = config(dataset, epochs=3, optimizer="adam", output=folder, resume=True)
+    with pytest.raises(ValueError, match="history.json: has 1 epochs, .*ckpt-2 has 2: copy the ru"):
+        train.train(made)
+
+
+def test_history_is_there_before_its_checkpoint(run, dataset, tmp_path):
+    """Stopped between the two, a run must not have trained an epoch that it does not know of."""
+    folder = copy_run(run, tmp_path)
+    made = config(dataset, epochs=3, optimizer="adam", output=folder, resume=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="checkpoints: cannot be written"):
+            train.train(made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(json.loads(Path(folder, "history.json").read_text())["epochs"]) == 3
+    assert tf.train.latest_checkpoint(f"{folder}/checkpoints").endswith("ckpt-2")
+
+
 def test_a_finished_run_is_not_trained_on(run, dataset, tmp_path):
     folder = copy_run(run, tmp_path)
     made = config(dataset, epochs=2, optimizer="adam", output=folder, resume=True)
@@ -617,6 +822,42 @@ def test_a_damaged_record_stops_the_training(dataset, tmp_path, capsys):
     assert shard.name in error
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda features: features.pop("class"), "no feature 'class' of type int64"),
+        (lambda features: features.pop("image"), "no feature 'image' of type bytes"),
+        (lambda features: features.update({"class": [1.0]}), "no feature 'class' of type int64"),
+        (lambda features: features.update({"class": [3]}), "class is none of the 3 that"),
+    ],
+)
+def test_a_wrong_record_names_field_and_file_in_training(
+    dataset, tmp_path, capsys, change, problem
+):
+    copy = shutil.copytree(dataset, tmp_path / "records")
+    shard = next(copy.glob("train-*"))
+    records = []
+    for data in tf.data.TFRecordDataset(str(shard)).as_numpy_iterator():
+        features = {name: values for name, (_, values) in parse_example(data).items()}
+        change(features)
+        records.append(encode_example(features))
+    with tf.io.TFRecordWriter(str(shard)) as writer:
+        for data in records:
+            writer.write(data)
+    contents = load_manifest(str(copy))
+    split = contents.splits["train"]
+    shards = tuple(
+        dataclasses.replace(s, bytes=shard.stat().st_size) if s.name == shard.name else s
+        for s in split.shards
+    )
+    splits = {**contents.splits, "train": dataclasses.replace(split, shards=shards)}
+    text = dump_manifest(dataclasses.replace(contents, splits=splits))
+    (copy / "dataset.json").write_bytes(text)
+    error = command("--data", str(copy), capsys=capsys)
+    assert f"{shard}: a record" in error and problem in error
+    assert error.endswith("run tpufeed verify on its folder")
+
+
 def test_two_sets_that_differ_are_refused(dataset, pictures, tmp_path, capsys):
     other = tmp_path / "other"
     flags = ["--image-size", "32x32", "--split", "train=0.7,validation=0.3", "--shards", "2"]
@@ -630,6 +871,9 @@ def test_a_loss_that_is_no_number_ends_the_run(dataset, capsys):
     error = command("--data", str(dataset), "--learning-rate", "1e30", capsys=capsys)
     assert "epoch 0: the training loss is " in error
     assert "lower --learning-rate 1e+30" in error
+    tested = dataclasses.replace(FIRST, test=Statistics(float("inf"), 1, 2))
+    with pytest.raises(RuntimeError, match="^epoch 0: the test loss is inf; lower --learning-rate"):
+        train._check_loss(tested)
 
 
 @pytest.mark.parametrize(
@@ -664,6 +908,28 @@ def test_what_xla_cannot_compile_is_one_line(dataset, tmp_path, capsys):
     error = command("--data", str(dataset), *model, capsys=capsys)
     assert "mine.py:make: cannot be run in mode xla: " in error
     assert "PyFunc" in error and error.endswith("use --mode graph")
+
+
+def test_the_compiled_step_can_be_read(dataset, tmp_path, capsys):
+    folder = tmp_path / "hlo"
+    words = ["--data", str(dataset), "--model", "lenet5", "--batch-size", "8", "--epochs", "1"]
+    words += ["--mode", "xla", "--tpu", "none", "--dump-hlo", str(folder)]
+    assert main(["train", *words]) == 0
+    assert "; 2 traces, " in capsys.readouterr().err  # as without the dump
+    texts = {path.name: path.read_text() for path in folder.iterdir()}
+    assert set(texts) == {"train_step.hlo.txt", "train_step.optimized_hlo.txt"}
+    for text in texts.values():
+        assert text.startswith("HloModule ")
+        assert "u8[8,24,32,3]" in text and "convolution" in text
+    (tmp_path / "file").touch()
+    error = command(*words[:2], *words[8:10], "--dump-hlo", f"{tmp_path}/file/d", capsys=capsys)
+    assert "file/d/train_step.hlo.txt: cannot be written: " in error
+    assert error.endswith("give another folder as --dump-hlo")
+
+
+def test_a_step_that_is_no_single_program_has_no_hlo():
+    with pytest.raises(ValueError, match="^--dump-hlo: the step is not one program on 1 CPU repli"):
+        learn("graph", count=1)[0].compile_to_hlo(list(make_batches(1)))
 
 
 def test_compare_runs_each_mode(dataset, tmp_path, capsys):

@@ -1,0 +1,295 @@
+"""What is read: folders of data sets, their splits and shards, and each host's share of them.
+
+Arithmetic on dataset.json, and the checks that read no shard. Never imports Beam: files in a bucket
+are looked at by TensorFlow's own file systems.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow
+import pyarrow.compute
+import pyarrow.parquet
+import tensorflow as tf
+
+from transforms import files, manifest
+from transforms.manifest import Manifest
+from transforms.shards import SHARD_SUFFIX
+
+_STAT_THREADS = 16
+# What several folders must have in common to be read as one set.
+_ALIKE = ("schema", "labels", "image_size", "channels", "encoding")
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardFile:
+    """One file to read.
+
+    Attributes:
+      path: where it lies.
+      records: how many records dataset.json says it holds.
+      bytes: its size by dataset.json.
+      label_offset: what was added to its class ids.
+    """
+
+    path: str
+    records: int
+    bytes: int
+    label_offset: int
+
+
+def load_sources(folders: str | os.PathLike | Sequence[str | os.PathLike]) -> dict[str, Manifest]:
+    """Reads dataset.json of each folder.
+
+    Args:
+      folders: one folder or several, local or gs://.
+
+    Returns:
+      The manifests by folder, in the given order.
+
+    Raises:
+      ValueError: no folder, one given twice, one without dataset.json, or folders that differ in
+        schema, classes, picture size, channels or encoding; names both.
+    """
+    if isinstance(folders, str | os.PathLike):
+        folders = [folders]
+    names = [os.fspath(folder) for folder in folders]
+    if not names:
+        raise ValueError("folders: none given; give the folder of a data set, or several")
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"folders: {name} is given twice; its records would count twice")
+    sources = {name: _load_manifest(name) for name in names}
+    first, contents = next(iter(sources.items()))
+    for name, other in sources.items():
+        for field in _ALIKE:
+            mine, theirs = getattr(contents, field), getattr(other, field)
+            if mine != theirs:
+                raise ValueError(
+                    f"folders: {field} is {_shown(mine)} in {first} and {_shown(theirs)} in "
+                    f"{name}; only like data sets are read as one: ingest one of them again"
+                )
+    return sources
+
+
+def _load_manifest(folder: str) -> Manifest:
+    if not files.is_remote(folder):
+        return manifest.load_manifest(folder)
+    path = files.join(folder, manifest.MANIFEST)
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            data = file.read()
+    except tf.errors.NotFoundError as error:
+        raise ValueError(
+            f"{folder}: no {manifest.MANIFEST}, so this is no complete data set: run tpufeed ingest"
+        ) from error
+    return manifest.parse_manifest(data, path=path)
+
+
+def _shown(value: Any) -> str:
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def list_shards(sources: Mapping[str, Manifest], *, split: str) -> list[ShardFile]:
+    """Returns the files of a split: the folders in the given order, shards by number.
+
+    Raises:
+      ValueError: a folder has no such split, or none of them has a record in it.
+    """
+    shards = []
+    for folder, contents in sources.items():
+        if split not in contents.splits:
+            raise ValueError(
+                f"split {split!r}: {folder} has no such split; allowed are "
+                f"{', '.join(contents.splits)}"
+            )
+        for shard in contents.splits[split].shards:
+            path = files.join(folder, shard.name)
+            shards.append(ShardFile(path, shard.records, shard.bytes, contents.label_offset))
+    if not sum(shard.records for shard in shards):
+        raise ValueError(
+            f"split {split!r}: no record in {', '.join(sources)}; choose another split, or ingest "
+            "with a larger share for it"
+        )
+    return shards
+
+
+def share_shards(shards: Sequence[ShardFile], *, count: int) -> list[list[ShardFile]]:
+    """Shares the files out to hosts: the largest first, each to the host with the fewest records.
+
+    Every host computes the same, whatever its own number.
+
+    Args:
+      shards: all files of a split.
+      count: number of hosts.
+
+    Returns:
+      For each host its files, in the order of `shards`.
+
+    Raises:
+      ValueError: there are fewer files than hosts.
+    """
+    check_positive("shard_count", count)
+    if count > len(shards):
+        raise ValueError(
+            f"shard_count {count}: each host reads files of its own, and there are "
+            f"{len(shards)}; allowed are 1 to {len(shards)}: ingest with --shards {count} "
+            "or more for this split, or use fewer hosts"
+        )
+    hosts: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for number in sorted(range(len(shards)), key=lambda number: -shards[number].records):
+        # By files where records are equal, so that none goes without one.
+        host = min(range(count), key=lambda host: (loads[host], len(hosts[host]), host))
+        hosts[host].append(number)
+        loads[host] += shards[number].records
+    return [[shards[number] for number in sorted(mine)] for mine in hosts]
+
+
+def steps_per_epoch(
+    folders: str | os.PathLike | Sequence[str | os.PathLike],
+    *,
+    split: str = "train",
+    batch_size: int = 128,
+    training: bool = True,
+    shard_count: int = 1,
+) -> int:
+    """Returns how many batches make an epoch, the same on every host, from dataset.json alone.
+
+    In training as many whole batches as the host with the fewest records has; in evaluation as
+    many as the host with the most needs, since the others are padded.
+
+    Args:
+      folders: as for open_dataset, like everything else here.
+      split: name of the split.
+      batch_size: of each host.
+      training: whether an incomplete batch is dropped rather than padded.
+      shard_count: number of hosts.
+
+    Raises:
+      ValueError: as open_dataset does.
+    """
+    check_positive("batch_size", batch_size)
+    hosts = share_shards(list_shards(load_sources(folders), split=split), count=shard_count)
+    return count_steps(hosts, batch_size, drop_remainder=training, split=split)
+
+
+def count_steps(
+    hosts: Sequence[Sequence[ShardFile]], batch_size: int, *, drop_remainder: bool, split: str
+) -> int:
+    """Returns how many batches an epoch has on every host, as steps_per_epoch does.
+
+    Args:
+      hosts: the files of each host.
+      batch_size: of each host.
+      drop_remainder: whether an incomplete batch is dropped rather than padded.
+      split: its name, for the error.
+
+    Raises:
+      ValueError: a host has no whole batch.
+    """
+    records = [count_records(mine) for mine in hosts]
+    if not drop_remainder:
+        return -(-max(records) // batch_size)
+    if steps := min(records) // batch_size:
+        return steps
+    if not min(records):
+        raise ValueError(
+            f"shard_count {len(hosts)}: one of the hosts has only empty shards of split {split!r}; "
+            "ingest with fewer, larger shards, or use fewer hosts"
+        )
+    where = "" if len(hosts) == 1 else f" that one of {len(hosts)} hosts reads"
+    raise ValueError(
+        f"batch_size {batch_size}: more than the {min(records)} records of split {split!r}{where}, "
+        f"so training has no whole batch; allowed are 1 to {min(records)}"
+    )
+
+
+def count_records(shards: Sequence[ShardFile]) -> int:
+    """Returns how many records dataset.json says the files hold."""
+    return sum(shard.records for shard in shards)
+
+
+def check_positive(name: str, value: int) -> None:
+    """Raises ValueError, with the parameter's name, for what is less than 1."""
+    if value < 1:
+        raise ValueError(f"{name} {value}: must be 1 or more")
+
+
+def check_files(shards: Sequence[ShardFile]) -> None:
+    """The files are there and whole in size: a cut file can read as a shorter one, without error.
+
+    Raises:
+      ValueError: names the file.
+    """
+
+    def check(shard: ShardFile) -> str:
+        try:
+            found = tf.io.gfile.stat(shard.path).length
+        except tf.errors.NotFoundError:
+            return f"{shard.path}: missing, but dataset.json names it: copy the data set again"
+        if found == shard.bytes:
+            return ""
+        return (
+            f"{shard.path}: {found} bytes, dataset.json says {shard.bytes}: copy the data set "
+            "again, or run tpufeed verify"
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(_STAT_THREADS) as pool:
+        for problem in pool.map(check, shards):
+            if problem:
+                raise ValueError(problem)
+
+
+def check_keys(sources: Mapping[str, Manifest]) -> None:
+    """No key stands in two folders, in whatever splits: it would be trained or tested on twice.
+
+    Raises:
+      ValueError: names a key and its folders.
+    """
+    if len(sources) == 1:
+        return
+    keys = {folder: _read_keys(folder, contents) for folder, contents in sources.items()}
+    counts = pyarrow.compute.value_counts(pyarrow.concat_arrays(keys.values()))
+    values, numbers = counts.flatten()
+    double = values.filter(pyarrow.compute.greater(numbers, 1))
+    if len(double):
+        key = double[0]
+        holders = [
+            f for f, column in keys.items() if pyarrow.compute.index(column, key).as_py() >= 0
+        ]
+        raise ValueError(
+            f"folders: key {key.as_py()!r} stands in {' and in '.join(holders[:2])} "
+            f"({len(double)} such keys): its record would count twice; leave one out with "
+            "tpufeed ingest --exclude"
+        )
+
+
+def _read_keys(folder: str, contents: Manifest) -> pyarrow.Array:
+    names = [shard.name for split in contents.splits.values() for shard in split.shards]
+
+    def read(name: str) -> pyarrow.Array:
+        stem = name.removesuffix(SHARD_SUFFIX)
+        path = files.join(folder, manifest.INDEX_FOLDER, f"{stem}.parquet")
+        try:
+            with tf.io.gfile.GFile(path, "rb") as file:
+                table = pyarrow.parquet.read_table(io.BytesIO(file.read()), columns=["key"])
+        except (tf.errors.OpError, pyarrow.ArrowException, OSError) as error:
+            raise ValueError(
+                f"{path}: needed to compare the keys of several folders, cannot be read: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        # Large: the keys of a billion records are more than the 2 GB that a plain column can hold.
+        return table["key"].combine_chunks().cast(pyarrow.large_string())
+
+    with concurrent.futures.ThreadPoolExecutor(_STAT_THREADS) as pool:
+        return pyarrow.concat_arrays(
+            [*pool.map(read, names), pyarrow.array([], pyarrow.large_string())]
+        )
