@@ -8,13 +8,15 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pipeline import __version__
 from pipeline.config import (
     NOT_YET,
     UsageError,
+    make_analyze_arguments,
+    make_export_config,
     make_ingest_config,
     make_parser,
     make_train_config,
@@ -46,13 +48,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.debug:
             traceback.print_exc()
-        # One line, whatever a name in it holds: control characters would drive the terminal.
-        text = " ".join(str(error).split()) or type(error).__name__
-        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        text = _printable(" ".join(str(error).split())) or type(error).__name__
         expected = isinstance(error, (ValueError, OSError, RuntimeError))
         kind = "" if expected else f"{type(error).__name__}: "
         print(f"tpufeed {args.command}: error: {kind}{text}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _printable(text: str) -> str:
+    """The text with control characters, which would drive the terminal, spelt out."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
@@ -60,13 +65,16 @@ def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
         raise UsageError(f"not yet available in tpufeed {__version__}")
     if args.command == "ingest":
         return _ingest(args, rest)
-    if args.command == "verify":
-        return _verify(args)
-    if args.command == "devices":
-        return _devices(args)
-    if args.command == "train":
-        return _train(args)
-    return _inspect(args)
+    commands: dict[str, Callable[[argparse.Namespace], int]] = {
+        "verify": _verify,
+        "inspect": _inspect,
+        "devices": _devices,
+        "train": _train,
+        "analyze": _analyze,
+        "export": _export,
+        "predict": _predict,
+    }
+    return commands[args.command](args)
 
 
 def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
@@ -165,6 +173,51 @@ def _train(args: argparse.Namespace) -> int:
     else:
         train(config, report=report, note=note)
     return 0
+
+
+def _analyze(args: argparse.Namespace) -> int:
+    folders, output = make_analyze_arguments(args)
+    from pipeline.devices import import_tensorflow
+
+    import_tensorflow(quiet=not args.debug)
+    if not args.debug:
+        # Beam and tensorflow-transform tell at length what went well.
+        for name in ("apache_beam", "tensorflow", "absl"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    from pipeline.analyze import analyze_datasets
+
+    transform = analyze_datasets(folders, output=output)
+    for name, values in (("mean", transform.mean), ("standard deviation", transform.std)):
+        print(f"channel {name}: {' '.join(f'{value:.4f}' for value in values)}")
+    print(f"{output}: transform_fn")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    config = make_export_config(args)
+    from pipeline.devices import import_tensorflow
+
+    import_tensorflow(quiet=not args.debug)
+    from pipeline.export import export_run
+
+    facts = export_run(config)
+    height, width = facts.image_size
+    print(f"{config.output}: {len(facts.labels)} classes, pictures of {width}x{height}")
+    return 0
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from pipeline.devices import import_tensorflow
+
+    import_tensorflow(quiet=not args.debug)
+    from pipeline.predict import predict_images
+
+    failed = 0
+    for prediction in predict_images(args.model, args.images):
+        failed += bool(prediction.reason)
+        line = prediction.json if args.json else _printable(str(prediction))
+        print(line, file=sys.stderr if prediction.reason and not args.json else sys.stdout)
+    return 1 if failed else 0
 
 
 def run() -> NoReturn:

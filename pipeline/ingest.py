@@ -16,7 +16,7 @@ from apache_beam import pvalue
 
 from pipeline import __version__
 from pipeline.config import IngestConfig
-from pipeline.dataflow import Submission, check_paths
+from pipeline.dataflow import Submission
 from pipeline.runner import plan_run, run_pipeline
 from transforms import files
 from transforms.example import feature_specs
@@ -33,7 +33,7 @@ from transforms.manifest import (
 from transforms.records import IDX_PREFIX, DataError, Input
 from transforms.screen import ScreenImages
 from transforms.shards import SHARD_NAME
-from transforms.sources import ListImages
+from transforms.sources import ListImages, may_repeat
 from transforms.stats import AssignSplits, CountImages, DecideLabels, PlanShards
 from transforms.write import (
     ManifestHeader,
@@ -66,7 +66,8 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
     listed = (
         root
         | "Inputs" >> beam.Create(config.inputs)
-        | "ListImages" >> ListImages(config.root, config.split_by, reserved)
+        | "ListImages"
+        >> ListImages(config.root, config.split_by, reserved, may_repeat(config.inputs))
     )
     screened = listed | "ScreenImages" >> ScreenImages(config.exclude, known)
     refs = screened["refs"] | "AssignSplits" >> AssignSplits(
@@ -119,10 +120,8 @@ def ingest_images(config: IngestConfig, beam_args: Sequence[str] = ()) -> Manife
       UsageError: an option that Beam does not know, or lacks.
       DataError: the inputs or the output are not as they must be; one line with the remedy.
     """
-    plan = plan_run(beam_args)
-    if plan.dataflow:
-        inputs = [("--input", source.pattern) for source in config.inputs]
-        check_paths(plan.options, [*inputs, ("--output", config.output)])
+    inputs = [("--input", source.pattern) for source in config.inputs]
+    plan = plan_run(beam_args, paths=[*inputs, ("--output", config.output)])
     config = resolve_config(config, threads=plan.threads, look=not plan.dry_run)
     if not plan.dry_run:
         prepare_output(config)

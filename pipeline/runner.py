@@ -18,14 +18,31 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    StandardOptions,
+    TestOptions,
+)
 
 from pipeline.config import UsageError
+from pipeline.dataflow import (
+    Submission,
+    check_paths,
+    describe_job,
+    describe_submission,
+    explain_failure,
+)
+from pipeline.messages import last_line
 from transforms.records import DataError
 
 # Beam's DirectRunner is a switch that first tries to download another runner.
 _LOCAL_RUNNERS = ("", "directrunner", "switchingdirectrunner", "fnapirunner")
 _LOCAL_RUNNER = "FnApiRunner"
+# Where workers are elsewhere the cores of this machine say nothing, and the same job must come out
+# of any. Dataflow has a process a vCPU, so these hide a bucket's latency and not much else.
+_REMOTE_THREADS = 8
 _WORKER = "apache_beam.runners.worker.sdk_worker_main"
 
 
@@ -37,30 +54,43 @@ class RunPlan:
       options: Beam's.
       threads: for each shard that is being written.
       processes: whether the local runner starts worker processes.
+      dry_run: whether the job is only to be shown.
+      wait: whether to stay until the end.
     """
 
     options: PipelineOptions
     threads: int
-    processes: bool
+    processes: bool = False
+    dry_run: bool = False
+    wait: bool = True
 
 
-def plan_run(beam_args: Sequence[str]) -> RunPlan:
+def plan_run(beam_args: Sequence[str], *, paths: Sequence[tuple[str, str]] = ()) -> RunPlan:
     """Returns how to run.
 
     In one process, the default, Beam's --direct_num_workers is the number of threads inside a
-    shard: one a core unless it is given. Workers of Beam's own share the cores between them.
+    shard: one a core unless it is given. Workers of Beam's own share the cores between them. On
+    other machines it is a fixed number.
+
+    Args:
+      beam_args: options for Beam.
+      paths: (flag, path) of what is read and written.
 
     Raises:
       UsageError: Beam does not know an option (it would only warn), or a value of it, or lacks
-        one; or there is no such runner.
+        one; or there is no such runner; or its workers could not reach a path.
     """
     options = PipelineOptions(_check_options(beam_args))
     standard = options.view_as(StandardOptions)
-    local = (standard.runner or "").rpartition(".")[2].lower() in _LOCAL_RUNNERS
+    runner = (standard.runner or "").rpartition(".")[2].lower()
     cores = os.cpu_count() or 1
-    if not local:
+    if runner == "dataflowrunner":
+        check_paths(options, paths)
+        return _plan_dataflow(options)
+    _refuse_dataflow_only(options)
+    if runner not in _LOCAL_RUNNERS:
         _make_pipeline(options)  # now, before --overwrite removes anything
-        return RunPlan(options, cores, processes=False)
+        return RunPlan(options, _REMOTE_THREADS)
     standard.runner = _LOCAL_RUNNER
     direct = options.view_as(DirectOptions)
     asked = "direct_num_workers" in options.get_all_options(drop_default=True)
@@ -70,6 +100,27 @@ def plan_run(beam_args: Sequence[str]) -> RunPlan:
         return RunPlan(options, max(1, cores // workers), processes)
     direct.direct_num_workers = 1
     return RunPlan(options, workers if asked else cores, processes)
+
+
+def _plan_dataflow(options: PipelineOptions) -> RunPlan:
+    _make_pipeline(options)  # as above
+    wait = not options.view_as(StandardOptions).no_wait_until_finish
+    return RunPlan(
+        options,
+        _REMOTE_THREADS,
+        dry_run=bool(options.view_as(TestOptions).dry_run),
+        wait=wait and not options.view_as(GoogleCloudOptions).template_location,
+    )
+
+
+def _refuse_dataflow_only(options: PipelineOptions) -> None:
+    for flag, given in (
+        ("--dry_run", options.view_as(TestOptions).dry_run),
+        ("--no_wait_until_finish", options.view_as(StandardOptions).no_wait_until_finish),
+        ("--template_location", options.view_as(GoogleCloudOptions).template_location),
+    ):
+        if given:
+            raise UsageError(f"{flag}: only with --runner=DataflowRunner; drop it")
 
 
 def _check_options(beam_args: Sequence[str]) -> list[str]:
@@ -101,34 +152,47 @@ def _make_pipeline(
         raise UsageError(str(error)) from error
 
 
-def run_pipeline(plan: RunPlan, build: Callable[[beam.Pipeline], Any]) -> None:
+def run_pipeline(plan: RunPlan, build: Callable[[beam.Pipeline], Any]) -> Submission | None:
     """Runs to the end what `build` adds to a pipeline; a worker's error comes out as one line.
+
+    Returns:
+      None, or what became of it where the plan is not to wait.
 
     Raises:
       DataError: from a worker, as it was raised there.
       RuntimeError: any other failure, on one line; its cause has the rest.
     """
+    if plan.dry_run:
+        return describe_job(plan.options, build)
     with _worker_log(plan) as log:
         runner = _process_runner(plan, log) if plan.processes else None
         pipeline = _make_pipeline(plan.options, runner)
         build(pipeline)
-        failure = _wait(pipeline, log) if plan.processes else _try(pipeline)
-    if failure is None:
-        return
-    if not isinstance(failure, Exception):
-        raise failure
+        outcome = _wait(pipeline, log) if plan.processes else _try(pipeline, wait=plan.wait)
+    if not isinstance(outcome, BaseException):
+        return outcome
+    if not isinstance(outcome, Exception):
+        raise outcome
     # Beam hands on a worker's traceback as the text of a RuntimeError, or the error itself.
-    kind = "" if isinstance(failure, RuntimeError) else f"{type(failure).__name__}: "
-    line = _last_line(f"{kind}{failure}")
-    if found := re.search(r"\bDataError: (.*)", line):
-        raise DataError(found[1]) from failure
-    raise RuntimeError(line) from failure
+    kind = "" if isinstance(outcome, RuntimeError) else f"{type(outcome).__name__}: "
+    line = last_line(f"{kind}{outcome}")
+    if found := re.search(r"^(job \S+: )?.*\bDataError: (.*)", line):
+        raise DataError((found[1] or "") + found[2]) from outcome
+    raise RuntimeError(line) from outcome
 
 
-def _try(pipeline: beam.Pipeline) -> BaseException | None:
+def _try(pipeline: beam.Pipeline, *, wait: bool = True) -> BaseException | Submission | None:
+    result = None
     try:
-        pipeline.run().wait_until_finish()
+        result = pipeline.run()
+        if not wait:
+            return describe_submission(result, pipeline.options)
+        result.wait_until_finish()
     except BaseException as error:
+        if line := explain_failure(error, result, pipeline.options):
+            failure = RuntimeError(line)
+            failure.__cause__ = error
+            return failure
         return error
     return None
 
@@ -156,12 +220,12 @@ def _process_runner(plan: RunPlan, log: str) -> beam.runners.PipelineRunner:
     return FnApiRunner(SubprocessSDKEnvironment.from_command_string(command))
 
 
-def _wait(pipeline: beam.Pipeline, log: str) -> BaseException | None:
+def _wait(pipeline: beam.Pipeline, log: str) -> BaseException | Submission | None:
     """Runs in another thread, since the runner waits for ever for a dead worker process.
 
     Beam waits for each process in a thread of its own, named run_worker, which then raises.
     """
-    outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    outcome: queue.SimpleQueue[BaseException | Submission | None] = queue.SimpleQueue()
     before = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
@@ -217,11 +281,3 @@ def _end_workers() -> None:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
             if _WORKER.encode() in file.read():
                 os.kill(pid, signal.SIGKILL)
-
-
-def _last_line(text: str) -> str:
-    """Returns what a worker's traceback ends with, without Beam's own remarks."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*: ", line)]
-    line = (named or lines or ["failed without a message"])[-1]
-    return re.sub(r" \[while running '.*'\]$", "", line)

@@ -1,11 +1,14 @@
 """A small set of pictures, the data set made of it, and the shared inputs where there are any."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+from dataflow_service import CleanInstall, build_sdist, install_sdist
 from helpers import draw, ingest
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +30,24 @@ def dataset(pictures, tmp_path_factory) -> Path:
     flags = ["--image-size", "32x24", "--split", "train=0.7,validation=0.3", "--shards", "6"]
     assert ingest(f"{pictures}/*/*", output, *flags) == 0
     return output
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory) -> Path:
+    """A copy of what the package is built from, and of the tests, which must not get into it."""
+    copy = tmp_path_factory.mktemp("project")
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, copy / name)
+    for name in ("pipeline", "transforms", "tests"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.fixture(scope="session")
+def clean_install(request, project, tmp_path_factory) -> CleanInstall:
+    """The package, installed alone into an empty virtual environment."""
+    sdist = build_sdist(project, tmp_path_factory.mktemp("sdist"))
+    return install_sdist(sdist, Path(request.config.cache.mkdir("clean-install")))
 
 
 @pytest.fixture
