@@ -9,7 +9,8 @@ unfinished=$venv/tpufeed-unfinished # there from the first step of an installati
 
 usage() {
     cat <<'END'
-usage: ./run_local.sh                       draw sample pictures, make TFRecords of them, check them
+usage: ./run_local.sh                       draw sample pictures, make TFRecords of them, check them,
+                                            train two epochs on them
        ./run_local.sh 'GLOB' OUT [flags]    the same with your pictures; flags are those of tpufeed ingest
        ./run_local.sh --setup-only [--with train,test]       install into .venv (with extras) and stop
 
@@ -153,7 +154,16 @@ run_sample() {
     fi
     convert 'sample/images/*/*' sample/tfrecords --image-size 192 \
         --split train=0.8,validation=0.2 --max-reject-rate 0.05 --overwrite
+    train_on sample/tfrecords sample/run
     name_files "$here/sample/tfrecords"
+}
+
+train_on() { # train_on DATA RUN: two epochs, the second far above chance
+    local flags=(--model convnet --image-size 96 --epochs 2 --batch-size 16
+        --optimizer adam --learning-rate 0.002)
+    step "tpufeed train --data $1 ${flags[*]} --output $2"
+    rm -rf -- "$2"
+    "$venv/bin/tpufeed" train --data "$1" "${flags[@]}" --output "$2"
 }
 
 main() {
@@ -174,7 +184,7 @@ main() {
         ;;
     '')
         (($# == 0)) || fail 2 "GLOB: must not be empty; see ./run_local.sh --help"
-        set_up ''
+        set_up train
         run_sample
         ;;
     -*)

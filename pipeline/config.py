@@ -171,6 +171,21 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExportConfig:
+    """What `tpufeed export` is to do.
+
+    Attributes:
+      run: folder of a run of `tpufeed train`.
+      output: a new folder, for the SavedModel.
+      data: folders of the run's data sets, where they have moved; () for where they were.
+    """
+
+    run: str
+    output: str
+    data: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """What `tpufeed train` is to do.
 
@@ -199,6 +214,7 @@ class TrainConfig:
         they are small.
       permute_labels: whether the training labels are shuffled, as a control.
       dump_hlo: folder for the training step as text in HLO; None for none.
+      transform: folder of `tpufeed analyze`, whose moments replace those of dataset.json.
     """
 
     data: tuple[str, ...]
@@ -224,6 +240,7 @@ class TrainConfig:
     cache: str | None = None
     permute_labels: bool = False
     dump_hlo: str | None = None
+    transform: str | None = None
 
     def __post_init__(self) -> None:
         """Checks each field, and what they say about each other.
@@ -317,6 +334,7 @@ def make_parser() -> argparse.ArgumentParser:
     devices = commands.add_parser("devices", help="list the accelerators")
     devices.add_argument("--json", action="store_true", help="print JSON")
     _add_train(commands)
+    _add_serving(commands)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
     for name in NOT_YET:
@@ -413,7 +431,26 @@ def _add_train(commands: Any) -> None:
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--permute-labels", action="store_true", help="control: shuffle the training labels")
     add("--dump-hlo", metavar="DIR", help="write the step that XLA compiles, as text, there")
+    add("--transform", metavar="DIR", help="moments of analyze in place of dataset.json's")
     add("--json", action="store_true", help="print a line of JSON an epoch")
+
+
+def _add_serving(commands: Any) -> None:
+    analyze = commands.add_parser(
+        "analyze", help="vocabulary and channel moments by tensorflow-transform, over index/"
+    )
+    analyze.add_argument("--data", action="append", required=True, metavar="DIR")
+    analyze.add_argument("--output", required=True, metavar="TRANSFORM", help="a new folder")
+    export = commands.add_parser("export", help="write a run's model as a SavedModel")
+    export.add_argument("--run", required=True, metavar="RUN", help="--output of train")
+    export.add_argument("--output", required=True, metavar="EXPORT", help="a new folder")
+    export.add_argument(
+        "--data", action="append", metavar="DIR", help="the run's data, if it has moved"
+    )
+    predict = commands.add_parser("predict", help="label image files, prepared as by ingest")
+    predict.add_argument("--model", required=True, metavar="EXPORT", help="--output of export")
+    predict.add_argument("images", nargs="+", metavar="IMAGE")
+    predict.add_argument("--json", action="store_true", help="print a line of JSON a file")
 
 
 def _choices(names: Sequence[str], default: str) -> str:
@@ -479,16 +516,14 @@ def make_train_config(args: argparse.Namespace) -> TrainConfig:
     Raises:
       UsageError: the arguments are wrong.
     """
-    for flag in ("output", "weights", "tpu", "cache", "dump_hlo"):
+    for flag in ("output", "weights", "tpu", "cache", "dump_hlo", "transform"):
         if getattr(args, flag) == "":
             name = flag.replace("_", "-")
             raise UsageError(f"--{name} '': is empty; give a value or drop the flag")
-    if "" in args.data:
-        raise UsageError("--data '': is empty; give a folder")
     size = _parse_image_size(args.image_size) if args.image_size else None
     rate = args.learning_rate
     config = TrainConfig(
-        data=tuple(map(_absolute, args.data)),
+        data=_folders(args.data),
         model=args.model,
         mode=args.mode,
         epochs=args.epochs,
@@ -510,10 +545,40 @@ def make_train_config(args: argparse.Namespace) -> TrainConfig:
         cache=args.cache if args.cache in (None, "memory", "none") else _absolute(args.cache),
         permute_labels=args.permute_labels,
         dump_hlo=_absolute(args.dump_hlo) if args.dump_hlo else None,
+        transform=_absolute(args.transform) if args.transform else None,
     )
     if args.schedule is None:
         return config
     return dataclasses.replace(config, schedule=_parse_schedule(args.schedule, config.rates.peak))
+
+
+def make_export_config(args: argparse.Namespace) -> ExportConfig:
+    """Returns the checked configuration.
+
+    Raises:
+      UsageError: a folder's name is empty.
+    """
+    for flag in ("run", "output"):
+        if not getattr(args, flag):
+            raise UsageError(f"--{flag} '': is empty; give a folder")
+    return ExportConfig(_absolute(args.run), _absolute(args.output), _folders(args.data or ()))
+
+
+def make_analyze_arguments(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
+    """Returns the data sets' folders and the output of `tpufeed analyze`.
+
+    Raises:
+      UsageError: a folder's name is empty.
+    """
+    if not args.output:
+        raise UsageError("--output '': is empty; give a new folder")
+    return _folders(args.data), _absolute(args.output)
+
+
+def _folders(names: Sequence[str]) -> tuple[str, ...]:
+    if "" in names:
+        raise UsageError("--data '': is empty; give a folder")
+    return tuple(map(_absolute, names))
 
 
 def parse_compare(args: argparse.Namespace) -> tuple[str, ...]:

@@ -290,8 +290,20 @@ def _parse(data: tf.Tensor, offset: tf.Tensor, *, plan: _Pictures) -> Record:
 
 
 def _needed_specs(plan: _Pictures) -> list[FeatureSpec]:
-    specs = [FeatureSpec(_PICTURE[plan.schema], "bytes"), FeatureSpec(_CLASS[plan.schema], "int64")]
-    return specs + ([FeatureSpec("size", "int64", (2,))] if plan.encoding == "raw" else [])
+    return record_specs(plan.schema, plan.encoding)
+
+
+def record_specs(schema: str, encoding: str) -> list[FeatureSpec]:
+    """Returns the features of a record that picture and class are read from, in this order.
+
+    For the encoding "raw" a third one, the picture's height and width.
+
+    Args:
+      schema: one of example.SCHEMAS.
+      encoding: one of image.ENCODINGS.
+    """
+    specs = [FeatureSpec(_PICTURE[schema], "bytes"), FeatureSpec(_CLASS[schema], "int64")]
+    return specs + ([FeatureSpec("size", "int64", (2,))] if encoding == "raw" else [])
 
 
 def _read_shard(

@@ -19,7 +19,10 @@ from transforms.files import join
 HISTORY = "history.json"
 _ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
 # What must be equal for a run to be gone on with.
-_OF_A_RUN = ("model", "optimizer", "image_size", "scaling", "mixed_bfloat16", "permute_labels")
+_OF_A_RUN = (
+    *("model", "optimizer", "image_size", "scaling", "transform"),
+    *("mixed_bfloat16", "permute_labels"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,6 +246,26 @@ class RunFolder:
                 f"{join(self.folder, name)}: cannot be written: {first_line(error)}: make room "
                 "or give another --output; --resume goes on after the last checkpoint"
             ) from error
+
+
+def load_history(folder: str) -> dict[str, Any]:
+    """Reads the history.json of a run.
+
+    Returns:
+      Its `config` (dict), `data` (fingerprints), `labels` and `epochs` (Epoch).
+
+    Raises:
+      ValueError: the folder has none.
+    """
+    path = join(folder, HISTORY)
+    try:
+        with tf.io.gfile.GFile(path) as file:
+            text = file.read()
+    except (tf.errors.OpError, OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{folder}: has no {HISTORY}: give the --output of tpufeed train"
+        ) from error
+    return _parse_history(text, path=path)
 
 
 def _parse_history(text: str, *, path: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from pipeline.devices import Placement, choose_strategy
 from pipeline.history import HISTORY, Epoch, History, RunFolder, first_line
 from pipeline.learner import Learner
 from pipeline.models import build_model
+from pipeline.transform_fn import load_transform
 from pipeline.verify import verify_dataset
 from transforms.files import is_remote, join
 from transforms.manifest import Manifest
@@ -105,6 +106,9 @@ def make_plan(config: TrainConfig, manifests: Sequence[Manifest], *, replicas: i
             f"--batch-size {max(1, counts['train'] // replicas)} or less"
         )
     mean, std = pool_moments(manifests)
+    if config.transform:
+        transform = load_transform(config.transform, manifest=first)
+        mean, std = transform.mean, transform.std
     shape = (*size, first.channels)
     return Plan(
         shape=shape,
@@ -207,7 +211,7 @@ def train(
 def _paths(config: TrainConfig) -> list[str]:
     """What is read and written, by hosts wherever they are."""
     cache = None if config.cache in ("memory", "none") else config.cache
-    return [*config.data, *filter(None, (config.output, cache, config.dump_hlo))]
+    return [*config.data, *filter(None, (config.output, cache, config.dump_hlo, config.transform))]
 
 
 def _describe_start(history: History, plan: Plan, placement: Placement) -> str:
