@@ -24,6 +24,7 @@ EXTRAS_REQUIRE = {
         'tensorflow-transform>=1.21,<1.22; python_version >= "3.11"',
     ],
     "test": [
+        "gcp-storage-emulator",
         "ipykernel",
         "mypy",
         "nbclient",

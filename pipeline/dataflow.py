@@ -13,6 +13,7 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOpt
 from pipeline.config import UsageError
 from pipeline.messages import last_line
 from transforms.files import is_remote
+from transforms.records import DataError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,29 @@ def check_paths(options: PipelineOptions, paths: Iterable[tuple[str, str]]) -> N
                 f"{flag} {path}: is on this machine, where Dataflow's workers cannot reach it; "
                 "give gs://BUCKET/..."
             )
+
+
+def check_signed_in(options: PipelineOptions) -> None:
+    """Refuses to submit as nobody, which Beam would find out after minutes of trying.
+
+    Args:
+      options: Beam's. A service on localhost asks nobody who they are.
+
+    Raises:
+      DataError: there are no Google Cloud credentials.
+    """
+    google_options = options.view_as(GoogleCloudOptions)
+    if google_options.no_auth or "localhost" in (google_options.dataflow_endpoint or ""):
+        return
+    import google.auth
+
+    try:
+        google.auth.default()
+    except google.auth.exceptions.DefaultCredentialsError as error:
+        raise DataError(
+            "no Google Cloud credentials to submit the job with: gcloud auth application-default "
+            "login, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
+        ) from error
 
 
 def describe_job(options: PipelineOptions, build: Callable[[beam.Pipeline], Any]) -> Submission:

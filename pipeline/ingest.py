@@ -203,6 +203,10 @@ def prepare_output(config: IngestConfig) -> None:
         cannot be written to.
     """
     output = config.output
+    if files.is_remote(output) and set(output) & set("*?["):
+        raise DataError(
+            f"--output {output}: a store takes * ? and [ for wildcards; give a name without"
+        )
     try:
         names = files.list_folder(output)
         ours = [name for name in names if _OURS.fullmatch(name)]

@@ -30,6 +30,7 @@ from pipeline.config import UsageError
 from pipeline.dataflow import (
     Submission,
     check_paths,
+    check_signed_in,
     describe_job,
     describe_submission,
     explain_failure,
@@ -103,12 +104,15 @@ def plan_run(beam_args: Sequence[str], *, paths: Sequence[tuple[str, str]] = ())
 
 
 def _plan_dataflow(options: PipelineOptions) -> RunPlan:
+    dry_run = bool(options.view_as(TestOptions).dry_run)
+    if not dry_run:
+        check_signed_in(options)
     _make_pipeline(options)  # as above
     wait = not options.view_as(StandardOptions).no_wait_until_finish
     return RunPlan(
         options,
         _REMOTE_THREADS,
-        dry_run=bool(options.view_as(TestOptions).dry_run),
+        dry_run=dry_run,
         wait=wait and not options.view_as(GoogleCloudOptions).template_location,
     )
 

@@ -360,6 +360,20 @@ def test_local_paths_are_refused_before_anything_is_asked(flag, tmp_path):
     )
 
 
+def test_nobody_submits_a_job(tmp_path):
+    nobody = {
+        "GOOGLE_APPLICATION_CREDENTIALS": "",
+        "CLOUDSDK_CONFIG": str(tmp_path),
+        "NO_GCE_CHECK": "true",
+    }
+    done = run(**nobody)
+    assert done.returncode == 1
+    assert error_of(done) == (
+        "tpufeed ingest: error: no Google Cloud credentials to submit the job with: gcloud auth "
+        "application-default login, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
+    )
+
+
 @pytest.mark.parametrize(
     "flag", ["--dry_run=True", "--no_wait_until_finish", "--template_location=gs://b/t"]
 )

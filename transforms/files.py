@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import logging
 import os
 import posixpath
 import uuid
-from collections.abc import Iterable
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
+
+from transforms.records import DataError
 
 # Files under construction, inside the output folder: never matched by a glob of shards.
 WORK_FOLDER = "_tmp"
+
+_log = logging.getLogger(__name__)
 
 
 def is_remote(path: str) -> bool:
@@ -28,6 +34,88 @@ def join(folder: str, *names: str) -> str:
     return (posixpath if is_remote(folder) else os.path).join(folder, *names)
 
 
+def file_systems(path: str) -> Any:
+    """Returns Beam's FileSystems, ready for a path.
+
+    Raises:
+      DataError: the credentials that the environment names cannot be used.
+    """
+    from apache_beam.io.filesystems import FileSystems
+
+    if path.startswith("gs://"):
+        _sign_in()
+    return FileSystems
+
+
+@functools.cache
+def _sign_in() -> None:
+    """Goes on without credentials where there are none, as public buckets allow.
+
+    Beam would too, after it had looked four times over, for 20 seconds and more.
+    """
+    import google.auth
+    from apache_beam.internal.gcp import auth
+
+    try:
+        google.auth.default(["https://www.googleapis.com/auth/devstorage.read_write"])
+        return
+    except google.auth.exceptions.DefaultCredentialsError as error:
+        if named := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"GOOGLE_APPLICATION_CREDENTIALS={named}: cannot be used: {reason}; set it to a "
+                "key file, or unset it"
+            ) from error
+    _log.warning(
+        "no Google Cloud credentials: gs:// is asked without, which does for public buckets; for "
+        "others: gcloud auth application-default login"
+    )
+    found: Any = getattr(auth, "_Credentials", None)
+    if hasattr(found, "_credentials_init"):  # else Beam looks for itself: slow, but right
+        found._credentials_init = True
+
+
+@contextlib.contextmanager
+def asking_store(path: str) -> Iterator[None]:
+    """Turns what a store's client raises into what the operating system would.
+
+    The client has retried by then what may pass (429, 5xx, broken connections), for two minutes,
+    with a growing, random pause between.
+
+    Raises:
+      FileNotFoundError: no such object or bucket.
+      PermissionError: not for these credentials.
+      DataError: the store cannot be reached, or fails.
+    """
+    from apache_beam.io.filesystem import BeamIOError
+    from google.api_core import exceptions
+    from google.auth.exceptions import GoogleAuthError
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except (exceptions.GoogleAPIError, GoogleAuthError, RequestException, BeamIOError) as error:
+        cause: Any = error
+        while isinstance(cause, BeamIOError):  # one for many files, and that in one more
+            details = (cause.exception_details or {}).values()
+            inner = next((detail for detail in details if isinstance(detail, Exception)), None)
+            if inner is None:
+                break
+            cause = inner
+        raise _as_os_error(cause, path) from error
+
+
+def _as_os_error(error: Exception, path: str) -> Exception:
+    code = getattr(error, "code", None)
+    said = " ".join(str(error).split())[:200]
+    if code == 404:
+        return FileNotFoundError(errno.ENOENT, "no such object or bucket", path)
+    if code in (401, 403):
+        said = f"permission denied ({code}): sign in with gcloud auth application-default login"
+        return PermissionError(errno.EACCES, said, path)
+    return DataError(f"{path}: the store failed, after retries: {type(error).__name__}: {said}")
+
+
 def open_file(path: str) -> BinaryIO:
     """Opens a file for reading, as it is: never decompressed by its name.
 
@@ -37,38 +125,42 @@ def open_file(path: str) -> BinaryIO:
     if not is_remote(path):
         return open(path, "rb")
     from apache_beam.io.filesystem import CompressionTypes
-    from apache_beam.io.filesystems import FileSystems
 
-    return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    with asking_store(path):
+        return file_systems(path).open(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
 
-def read_file(path: str) -> bytes:
+def read_file(path: str, *, size: int = -1) -> bytes:
     """Returns the whole file.
+
+    Args:
+      path: of the file.
+      size: in bytes by the listing, where it is known: a store's answer that is cut off is then
+        told from a file that is.
 
     Raises:
       OSError: the file cannot be read; FileNotFoundError where there is none.
+      DataError: a store fails, or has other bytes than it listed.
     """
     if not is_remote(path):
         with open_file(path) as file:
             return file.read()
-    from google.api_core import exceptions
-
-    try:
-        with open_file(path) as file:
-            return file.read()
-    except exceptions.NotFound as error:
-        raise FileNotFoundError(errno.ENOENT, "no such object", path) from error
-    except exceptions.Forbidden as error:
-        raise PermissionError(errno.EACCES, "permission denied", path) from error
+    with asking_store(path), open_file(path) as file:
+        data = file.read()
+    if size not in (-1, len(data)):
+        raise DataError(
+            f"{path}: {len(data)} bytes came, {size} were listed: it was changed, or cut off on "
+            "the way; run again with --overwrite"
+        )
+    return data
 
 
 def exists(path: str) -> bool:
     """Whether there is such a file."""
     if not is_remote(path):
         return os.path.lexists(path)
-    from apache_beam.io.filesystems import FileSystems
-
-    return FileSystems.exists(path)
+    with asking_store(path):
+        return file_systems(path).exists(path)
 
 
 def make_folder(path: str) -> None:
@@ -88,9 +180,8 @@ def rename(source: str, target: str) -> None:
     Raises:
       OSError: the file system refused.
     """
-    from apache_beam.io.filesystems import FileSystems
-
-    FileSystems.rename([source], [target])
+    with asking_store(target):
+        file_systems(target).rename([source], [target])
 
 
 def write_file(folder: str, name: str, data: bytes) -> None:
@@ -102,11 +193,14 @@ def write_file(folder: str, name: str, data: bytes) -> None:
       data: the contents.
     """
     from apache_beam.io.filesystem import CompressionTypes
-    from apache_beam.io.filesystems import FileSystems
 
     temporary = work_path(folder, posixpath.basename(name))
     target = join(folder, *name.split("/"))
-    with FileSystems.create(temporary, compression_type=CompressionTypes.UNCOMPRESSED) as file:
+    create = file_systems(folder).create
+    with (
+        asking_store(target),
+        create(temporary, compression_type=CompressionTypes.UNCOMPRESSED) as file,
+    ):
         file.write(data)
     make_folder(posixpath.dirname(target))
     rename(temporary, target)
@@ -118,10 +212,9 @@ def list_folder(folder: str) -> list[str]:
     Links to folders are names of their own and are not entered. A missing folder has none.
     """
     if is_remote(folder):
-        from apache_beam.io.filesystems import FileSystems
-
         prefix = folder.rstrip("/") + "/"
-        found = FileSystems.match([prefix + "**"])[0].metadata_list
+        with asking_store(folder):
+            found = file_systems(folder).match([prefix + "**"])[0].metadata_list
         return sorted(metadata.path.removeprefix(prefix) for metadata in found)
     names = []
     for parent, folders, files in os.walk(folder, onerror=_raise_unless_missing):
@@ -144,10 +237,9 @@ def delete_files(folder: str, names: Iterable[str]) -> None:
     """
     names = list(names)
     if is_remote(folder):
-        from apache_beam.io.filesystems import FileSystems
-
-        # FileSystems.delete() takes patterns and has no way to quote one; our own names need none.
-        FileSystems.delete([join(folder, name) for name in names])
+        # It takes patterns and has no way to quote one; our own names need none.
+        with asking_store(folder):
+            file_systems(folder).delete([join(folder, name) for name in names])
         return
     for name in names:
         with contextlib.suppress(FileNotFoundError):
@@ -174,6 +266,8 @@ def size_of(path: str) -> int:
     """
     if not is_remote(path):
         return os.stat(path).st_size
-    from apache_beam.io.filesystems import FileSystems
-
-    return FileSystems.match([path])[0].metadata_list[0].size_in_bytes
+    with asking_store(path):
+        found = file_systems(path).match([path])[0].metadata_list
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, "no such object", path)
+    return found[0].size_in_bytes

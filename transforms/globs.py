@@ -142,13 +142,12 @@ def match_files(pattern: str) -> Iterator[tuple[str, int, tuple[str, str] | None
 
 
 def _match_remote(pattern: str) -> Iterator[tuple[str, int, None]]:
-    from apache_beam.io.filesystem import BeamIOError
-    from apache_beam.io.filesystems import FileSystems
-
     try:
-        found = FileSystems.match([pattern])[0].metadata_list
-    except (BeamIOError, ValueError) as error:
-        raise DataError(f"--input {pattern}: cannot be listed: {error}") from error
+        with files.asking_store(pattern):
+            found = files.file_systems(pattern).match([pattern])[0].metadata_list
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise DataError(f"--input {pattern}: cannot be listed: {reason}") from error
     for metadata in found:
         yield metadata.path, metadata.size_in_bytes, None
 

@@ -42,7 +42,7 @@ def read_source(ref: ImageRef) -> tuple[bytes, tuple[int, int] | None]:
         # A CSV may name a pipe, which would be waited for, or a folder.
         if not files.is_remote(ref.path) and not stat.S_ISREG(os.stat(ref.path).st_mode):
             raise ImageError("unreadable", "no regular file")
-        return files.read_file(ref.path), None
+        return files.read_file(ref.path, size=ref.size), None
     except OSError as error:
         raise ImageError(*read_problem(error)) from error
 

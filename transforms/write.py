@@ -333,7 +333,9 @@ class WriteShards(beam.io.WriteToTFRecord):
     ) -> Iterator[Any]:
         name = self._shard_name(key)
         temporary = files.work_path(self._output, name + SHARD_SUFFIX)
-        tally = _Tally(self._sink.open(temporary))
+        files.file_systems(temporary)  # signs in, before Beam would
+        with files.asking_store(temporary):
+            tally = _Tally(self._sink.open(temporary))
         rows: list[dict[str, Any]] = []
         try:
             for result in results:
