@@ -287,7 +287,7 @@ class WriteShards(beam.io.WriteToTFRecord):
             # Joined before they are placed: joined after, all would be held once more.
             (refs, once)
             | "AndOnce" >> beam.Flatten()
-            | "PlaceImages" >> beam.FlatMap(_place, self._plan, seed=self._seed)
+            | "PlaceImages" >> beam.FlatMap(place_image, self._plan, seed=self._seed)
             | "GroupShards" >> beam.GroupByKey()
             # ((split, index, count), [ImageRef, pickled, or nothing])
             | "WriteShard"
@@ -366,7 +366,7 @@ class WriteShards(beam.io.WriteToTFRecord):
         return split + self._sink.shard_name_format % {"shard_num": index, "num_shards": count}
 
 
-def _place(
+def place_image(
     ref: ImageRef | None, plan: Mapping[str, int], *, seed: int
 ) -> Iterator[tuple[ShardKey, bytes]]:
     """Gives an image to its shard, and nothing, once, to every planned shard.
