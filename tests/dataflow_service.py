@@ -89,6 +89,8 @@ class DataflowService:
         self.python = python
         self.folder = folder
         self.jobs: dict[str, RunningJob] = {}
+        self.may_work = threading.Event()  # cleared, jobs run and get nowhere
+        self.may_work.set()
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("localhost", 0), _handler_of(self))
         self._server.daemon_threads = True
@@ -127,6 +129,7 @@ class DataflowService:
     def _run(self, job: RunningJob) -> None:
         self._say(job, "JOB_MESSAGE_BASIC", "Worker configuration: this machine.")
         job.message.current_state = _state("RUNNING")
+        self.may_work.wait()
         try:
             artifacts = staged_files(job)
             python = self._install(job, artifacts)

@@ -389,7 +389,7 @@ def test_commands_to_come(capsys, command, rest):
     ("runner", "message"),
     [
         ("Nonsense", "tpufeed ingest: error: Unexpected pipeline runner: Nonsense. Valid values"),
-        ("DataflowRunner", "tpufeed ingest: error: Pipeline has validations errors: "),
+        ("DataflowRunner", "tpufeed ingest: error: --input "),
     ],
 )
 def test_beam_refuses_before_the_old_data_set_is_removed(elsewhere, capsys, runner, message):

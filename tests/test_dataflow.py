@@ -265,7 +265,16 @@ def test_a_job_that_the_service_refuses_is_one_line(service, pictures, tmp_path)
     assert len(service.jobs) == before
 
 
-def test_an_interrupted_wait_says_that_the_job_runs_on(service, pictures, tmp_path):
+@pytest.fixture
+def held(service):
+    """The service, whose jobs run to no end until the test has."""
+    service.may_work.clear()
+    yield service
+    service.may_work.set()
+
+
+def test_an_interrupted_wait_says_that_the_job_runs_on(held, pictures, tmp_path):
+    service = held
     process = start(
         *FLAGS,
         *at(service, tmp_path / "staged"),
