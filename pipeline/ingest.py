@@ -74,10 +74,8 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
         config.weights, config.seed, config.weights_given
     )
     sizes = refs | "CountImages" >> CountImages(config.pixels)
-    labels = pvalue.AsSingleton(sizes | "DecideLabels" >> DecideLabels(config.known_labels), ())
-    plan = pvalue.AsSingleton(
-        sizes | "PlanShards" >> PlanShards(config.shards, config.shard_size), {}
-    )
+    labels = pvalue.AsSingleton(sizes | "DecideLabels" >> DecideLabels(config.known_labels))
+    plan = pvalue.AsSingleton(sizes | "PlanShards" >> PlanShards(config.shards, config.shard_size))
     written = refs | "WriteShards" >> WriteShards(
         config.output,
         policy=policy,

@@ -195,7 +195,7 @@ def test_count_images_in_a_pipeline():
 
 def test_count_images_of_nothing():
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
-        assert_that(pipeline | beam.Create([]) | CountImages(POLICY), equal_to([]))
+        assert_that(pipeline | beam.Create([]) | CountImages(POLICY), equal_to([{}]))
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def _add_up(pairs: Iterable[tuple[K, SplitSize]]) -> dict[K, SplitSize]:
 
 @dataclasses.dataclass
 class CountImages(beam.PTransform):
-    """Images that know their split -> one {(split, label): SplitSize}, or none of no images."""
+    """Images that know their split -> one {(split, label): SplitSize}."""
 
     pixels: PixelPolicy
 
@@ -98,7 +98,7 @@ class CountImages(beam.PTransform):
         return (
             refs
             | "EstimateBytes" >> beam.Map(self._estimate)
-            | "SumSizes" >> beam.CombineGlobally(SumSizes()).without_defaults()
+            | "SumSizes" >> beam.CombineGlobally(SumSizes())
         )
 
     def _estimate(self, ref: ImageRef) -> tuple[tuple[str, str], int]:
