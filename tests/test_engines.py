@@ -78,7 +78,7 @@ def job_service():
 
 
 @pytest.fixture(scope="module")
-def prism(tmp_path_factory):
+def prism():
     """The port of Prism's job service."""
     program = os.environ.get("TPUFEED_PRISM") or build_prism()
     port = free_port()
@@ -96,13 +96,16 @@ def build_prism() -> str:
     folder = cache / "tpufeed" / f"prism-{apache_beam.__version__}"
     if not (folder / "prism").exists():
         module = "github.com/apache/beam/sdks/v2/go/cmd/prism"
-        done = subprocess.run(
-            ["go", "install", f"{module}@v{apache_beam.__version__}"],
-            env={**os.environ, "GOBIN": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=1200,
-        )
+        try:
+            done = subprocess.run(
+                ["go", "install", f"{module}@v{apache_beam.__version__}"],
+                env={**os.environ, "GOBIN": str(folder)},
+                capture_output=True,
+                text=True,
+                timeout=900,
+            )
+        except subprocess.TimeoutExpired:
+            pytest.skip("Prism: go install took longer than 900 s")
         if done.returncode:
             pytest.skip(f"Prism: go install: {done.stderr.strip().splitlines()[-1][:200]}")
     return str(folder / "prism")
