@@ -106,6 +106,8 @@ def asking_store(path: str) -> Iterator[None]:
 
 
 def _as_os_error(error: Exception, path: str) -> Exception:
+    if isinstance(error, FileNotFoundError | PermissionError):
+        return error
     code = getattr(error, "code", None)
     said = " ".join(str(error).split())[:200]
     if code == 404:

@@ -146,7 +146,7 @@ def _match_remote(pattern: str) -> Iterator[tuple[str, int, None]]:
         with files.asking_store(pattern):
             found = files.file_systems(pattern).match([pattern])[0].metadata_list
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"--input {pattern}: cannot be listed: {reason}") from error
     for metadata in found:
         yield metadata.path, metadata.size_in_bytes, None
