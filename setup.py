@@ -8,12 +8,14 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).resolve().parent
 
 # Every Dataflow worker installs these as it boots, so TensorFlow must never be among them.
-# Beam and Pillow are held to one minor and one major version: they decide the bytes written.
+# Those that decide the bytes written are held to one minor or one major version.
 INSTALL_REQUIRES = [
     "apache-beam[gcp]>=2.77,<2.78",  # brings pyarrow and numpy, in versions that suit it
+    "cykooz-resizer>=4.0,<5",
     "google-crc32c>=1.5",
     "pillow>=12,<13",
     "pyarrow",
+    "simplejpeg>=1.9,<1.10",
 ]
 
 EXTRAS_REQUIRE = {

@@ -79,6 +79,8 @@ def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
     config = make_ingest_config(args)
+    from transforms.decoders import start_decoders
+
     remote = any("runner" in arg.lower() and "dataflow" in arg.lower() for arg in beam_args)
     # Dataflow's job id is printed at INFO; the local runner's INFO is of no use to anyone.
     handler = logging.StreamHandler()
@@ -95,6 +97,9 @@ def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
     # What Beam makes as it is imported stays to the end, so there is nothing to collect in it.
     gc.disable()
+    if not any(arg.startswith(("--runner", "--direct_")) for arg in beam_args):
+        # They come up on the other cores while Beam is imported on this one.
+        start_decoders(os.cpu_count() or 1)
     from pipeline.dataflow import Submission
     from pipeline.ingest import ingest_images
     from pipeline.summary import describe_manifest

@@ -63,7 +63,7 @@ class IngestConfig:
       max_reject_rate: share of the inputs that may be rejected, 0 to 1.
       exclude: file of keys and sha256 that must not come in.
       overwrite: whether a data set in `output` may be replaced.
-      threads: read and decode at once in a shard; None for one a core.
+      decoders: processes that prepare a shard's images; None for one a core.
     """
 
     inputs: tuple[Input, ...]
@@ -84,7 +84,7 @@ class IngestConfig:
     max_reject_rate: float = 0.01
     exclude: str | None = None
     overwrite: bool = False
-    threads: int | None = None
+    decoders: int | None = None
 
     def __post_init__(self) -> None:
         """Checks what the fields say about each other.
@@ -137,7 +137,7 @@ class IngestConfig:
         """Returns the configuration as it stands in dataset.json."""
         record = dataclasses.asdict(self)
         record["weights"] = {name: str(weight) for name, weight in self.weights}
-        for name in ("weights_given", "known_labels", "overwrite", "threads"):
+        for name in ("weights_given", "known_labels", "overwrite", "decoders"):
             del record[name]
         return record
 
@@ -361,7 +361,7 @@ PATTERN is
   idx:DIR, a folder with the four files of MNIST; idx:mnist gets them on first use.
 
 Any option of Beam's can follow, such as --runner=DataflowRunner or --direct_num_workers=2
---direct_running_mode=multi_processing. The local runner is one process with a thread a core."""
+--direct_running_mode=multi_processing. The local runner is one process, with a decoder a core."""
 
 
 _TRAIN_EPILOG = """\

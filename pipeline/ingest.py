@@ -19,6 +19,7 @@ from pipeline.config import IngestConfig
 from pipeline.dataflow import Submission
 from pipeline.runner import plan_run, run_pipeline
 from transforms import files
+from transforms.decoders import end_decoders
 from transforms.example import feature_specs
 from transforms.globs import check_matches, common_root
 from transforms.manifest import (
@@ -30,6 +31,7 @@ from transforms.manifest import (
     load_manifest,
     parse_manifest,
 )
+from transforms.prepare import RecordPolicy
 from transforms.records import IDX_PREFIX, DataError, Input
 from transforms.screen import ScreenImages
 from transforms.shards import SHARD_NAME
@@ -37,7 +39,6 @@ from transforms.sources import ListImages, may_repeat
 from transforms.stats import AssignSplits, CountImages, DecideLabels, PlanShards
 from transforms.write import (
     ManifestHeader,
-    RecordPolicy,
     WriteDuplicates,
     WriteManifest,
     WriteRejects,
@@ -80,7 +81,7 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
         config.output,
         policy=policy,
         seed=config.seed,
-        threads=config.threads or 1,
+        decoders=config.decoders or 1,
         plan=plan,
         labels=labels,
         exclusions=screened["exclusions"],
@@ -120,22 +121,25 @@ def ingest_images(config: IngestConfig, beam_args: Sequence[str] = ()) -> Manife
     """
     inputs = [("--input", source.pattern) for source in config.inputs]
     plan = plan_run(beam_args, paths=[*inputs, ("--output", config.output)])
-    config = resolve_config(config, threads=plan.threads, look=not plan.dry_run)
+    config = resolve_config(config, decoders=plan.decoders, look=not plan.dry_run)
     if not plan.dry_run:
         prepare_output(config)
-    submission = run_pipeline(plan, lambda root: build(root, config))
+    try:
+        submission = run_pipeline(plan, lambda root: build(root, config))
+    finally:
+        end_decoders()
     if submission is not None:
         return submission
     _remove_work_folder(config.output)
     return load_manifest(config.output)
 
 
-def resolve_config(config: IngestConfig, *, threads: int = 1, look: bool = True) -> IngestConfig:
+def resolve_config(config: IngestConfig, *, decoders: int = 1, look: bool = True) -> IngestConfig:
     """Returns the configuration with all that must be looked up before the graph is built.
 
     Args:
       config: as it was given.
-      threads: for each shard, unless the configuration says.
+      decoders: for each shard, unless the configuration says.
       look: whether to see to it that inputs and exclusions are there.
     """
     inputs = tuple(map(_fetch_input, config.inputs))
@@ -153,7 +157,7 @@ def resolve_config(config: IngestConfig, *, threads: int = 1, look: bool = True)
         inputs=inputs,
         root=root,
         known_labels=known,
-        threads=config.threads or threads,
+        decoders=config.decoders or decoders,
     )
 
 

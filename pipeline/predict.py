@@ -18,8 +18,8 @@ from pipeline.export import ServingFacts, load_facts
 from pipeline.history import first_line
 from transforms.example import encode_example, make_features
 from transforms.image import prepare_image
+from transforms.prepare import read_source
 from transforms.records import ImageError, ImageRef
-from transforms.sources import read_source
 
 _BATCH = 64
 

@@ -42,8 +42,8 @@ from transforms.records import DataError
 _LOCAL_RUNNERS = ("", "directrunner", "switchingdirectrunner", "fnapirunner")
 _LOCAL_RUNNER = "FnApiRunner"
 # Where workers are elsewhere the cores of this machine say nothing, and the same job must come out
-# of any. Dataflow has a process a vCPU, so these hide a bucket's latency and not much else.
-_REMOTE_THREADS = 8
+# of any. Dataflow has a process a vCPU: one decodes while the other waits for what comes next.
+_REMOTE_DECODERS = 2
 _WORKER = "apache_beam.runners.worker.sdk_worker_main"
 
 
@@ -53,14 +53,14 @@ class RunPlan:
 
     Attributes:
       options: Beam's.
-      threads: for each shard that is being written.
+      decoders: processes for each shard that is being written.
       processes: whether the local runner starts worker processes.
       dry_run: whether the job is only to be shown.
       wait: whether to stay until the end.
     """
 
     options: PipelineOptions
-    threads: int
+    decoders: int
     processes: bool = False
     dry_run: bool = False
     wait: bool = True
@@ -69,8 +69,8 @@ class RunPlan:
 def plan_run(beam_args: Sequence[str], *, paths: Sequence[tuple[str, str]] = ()) -> RunPlan:
     """Returns how to run.
 
-    In one process, the default, Beam's --direct_num_workers is the number of threads inside a
-    shard: one a core unless it is given. Workers of Beam's own share the cores between them. On
+    In one process, the default, Beam's --direct_num_workers is the number of decoder processes for
+    a shard: one a core unless it is given. Workers of Beam's own share the cores between them. On
     other machines it is a fixed number.
 
     Args:
@@ -91,7 +91,7 @@ def plan_run(beam_args: Sequence[str], *, paths: Sequence[tuple[str, str]] = ())
     _refuse_dataflow_only(options)
     if runner not in _LOCAL_RUNNERS:
         _make_pipeline(options)  # now, before --overwrite removes anything
-        return RunPlan(options, _REMOTE_THREADS)
+        return RunPlan(options, _REMOTE_DECODERS)
     standard.runner = _LOCAL_RUNNER
     direct = options.view_as(DirectOptions)
     asked = "direct_num_workers" in options.get_all_options(drop_default=True)
@@ -111,7 +111,7 @@ def _plan_dataflow(options: PipelineOptions) -> RunPlan:
     wait = not options.view_as(StandardOptions).no_wait_until_finish
     return RunPlan(
         options,
-        _REMOTE_THREADS,
+        _REMOTE_DECODERS,
         dry_run=dry_run,
         wait=wait and not options.view_as(GoogleCloudOptions).template_location,
     )

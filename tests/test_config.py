@@ -57,7 +57,7 @@ def test_defaults(elsewhere):
         max_reject_rate=0.01,
         exclude=None,
         overwrite=False,
-        threads=None,
+        decoders=None,
     )
 
 

@@ -422,11 +422,11 @@ def test_the_job_does_not_depend_on_the_launchers_cores(monkeypatch):
         "--staging_location=gs://my-bucket/s",
         "--dry_run=True",
     ]
-    threads = set()
+    decoders = set()
     for cores in (1, 2, 96):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
-        threads.add(plan_run(options).threads)
-    assert threads == {8}
+        decoders.add(plan_run(options).decoders)
+    assert decoders == {2}
 
 
 def test_an_option_that_beam_lacks_is_refused_before_anything_is_asked():

@@ -21,6 +21,8 @@ FLOORS = {
     "transforms.globs": 3,
     "transforms.idx": 3,
     "transforms.tables": 4,
+    "transforms.prepare": 4,
+    "transforms.decoders": 5,
     "transforms.sources": 5,
     "transforms.stats": 5,
     "transforms.screen": 6,

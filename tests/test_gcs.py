@@ -11,8 +11,8 @@ from helpers import draw, ingest
 from pipeline.__main__ import main
 from transforms import files
 from transforms.manifest import load_manifest, parse_manifest
+from transforms.prepare import read_source
 from transforms.records import DataError, ImageError, ImageRef
-from transforms.sources import read_source
 
 FLAGS = ["--image-size", "32x24", "--split", "train=0.7,validation=0.3", "--shards", "5"]
 

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cykooz_resizer import CpuExtensions, Resizer
 from PIL import Image, ImageFile, ImageOps
 
+import transforms.image
 from transforms.image import (
     ENCODINGS,
     RESIZE_MODES,
@@ -211,7 +213,7 @@ def test_pixels_of_each_mode_match_the_definition(mode, target, size, box, conte
     wanted = np.full((size[1], size[0], 3), (9, 8, 7), np.float64)
     left, upper, right, lower = content
     wanted[upper:lower, left:right] = reference_resize(levels, box, (right - left, lower - upper))
-    # Pillow rounds twice, once an axis.
+    # It rounds twice, once an axis.
     assert farthest(found, wanted) <= 1.01
 
 
@@ -1140,3 +1142,136 @@ def test_agreement_benchmark_prints_one_table(tmp_path):
     assert empty.stderr == (
         f"pixel_agreement.py: error: {tmp_path / 'none'}: holds no JPEG; name a folder of them\n"
     )
+
+
+# The plain kind of JPEG, which simplejpeg decodes: to Pillow's very pixels.
+
+
+def by_pillow(monkeypatch, data, wanted):
+    with monkeypatch.context() as patch:
+        patch.setattr(transforms.image, "_decode_plain_jpeg", lambda data, policy: None)
+        return decode_image(data, policy=wanted)
+
+
+def same(found, other):
+    facts = [(d.width, d.height, d.orientation, d.plain, d.image.mode) for d in (found, other)]
+    return facts[0] == facts[1] and found.image.tobytes() == other.image.tobytes()
+
+
+def turned(orientation):
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    return {"exif": exif}
+
+
+PLAIN_JPEGS = {
+    "4:4:4": {"subsampling": 0},
+    "4:2:2": {"subsampling": 1},
+    "4:2:0": {"subsampling": 2},
+    "quality 20": {"quality": 20},
+    "progressive": {"progressive": True},
+    "restart markers": {"restart_marker_blocks": 3},
+    "optimized": {"optimize": True},
+    "ICC profile": {"icc_profile": b"profile"},
+    "comment": {"comment": b"MPF\0"},
+    **{f"orientation {value}": turned(value) for value in range(1, 9)},
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN_JPEGS)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_plain_jpegs_have_pillows_pixels(monkeypatch, kind, mode):
+    buffer = io.BytesIO()
+    photo(203, 151, seed=3).convert(mode).save(buffer, "JPEG", **PLAIN_JPEGS[kind])
+    data = buffer.getvalue()
+    for side in (200, 100, 40, 20, 10):  # in full, at a half, a quarter and an eighth
+        for channels in (3, 1):
+            wanted = policy(mode="cover", width=side, height=side, channels=channels)
+            found = transforms.image._decode_plain_jpeg(data, wanted)
+            assert found is not None
+            assert same(found, by_pillow(monkeypatch, data, wanted))
+            assert same(found, decode_image(data, policy=wanted))
+
+
+@pytest.mark.parametrize("side", range(1, 20))
+def test_tiny_jpegs_have_pillows_pixels(monkeypatch, side):
+    data = encoded(photo(side, 21 - side), "JPEG")
+    for size in (1, 2, 5):
+        wanted = policy(mode="stretch", width=size, height=size)
+        found = decode_image(data, policy=wanted)
+        assert same(found, by_pillow(monkeypatch, data, wanted))
+
+
+def test_photographs_have_pillows_pixels(monkeypatch):
+    paths = sorted((SHARED / "data").glob("flowers/*/*.jpg"))[::9]
+    paths += sorted((SHARED / "data" / "photos").glob("*"))[::4]
+    if not paths:
+        pytest.skip("no photographs at ../shared/data")
+    for number, path in enumerate(paths):
+        data = path.read_bytes()
+        side = (192, 48)[number % 2]
+        wanted = policy(mode="cover", width=side, height=side)
+        found = transforms.image._decode_plain_jpeg(data, wanted)
+        assert found is not None, path
+        assert same(found, by_pillow(monkeypatch, data, wanted)), path
+
+
+def other_jpegs():
+    whole = encoded(photo(60, 40), "JPEG")
+    image = photo(60, 40)
+    turned = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    buffer = io.BytesIO()
+    image.convert("CMYK").save(buffer, "JPEG")
+    two = io.BytesIO()
+    image.save(two, "MPO", save_all=True, append_images=[turned])
+    stored = io.BytesIO()
+    image.save(stored, "JPEG", keep_rgb=True)
+    yield "CMYK", buffer.getvalue()
+    yield "MPO", two.getvalue()
+    yield "RGB as it is", stored.getvalue()
+    yield "lossless", lossless_jpeg(60, 40)
+    yield "without its end", whole[:-2]
+    yield "cut", whole[: len(whole) // 2]
+    yield "bytes after a marker", whole.replace(b"\xff\xda", b"\xff\xd9\xff\xda")
+    yield "header only", whole[:30]
+
+
+@pytest.mark.parametrize(("kind", "data"), other_jpegs(), ids=lambda value: str(value)[:20])
+def test_other_jpegs_are_pillows_to_judge(monkeypatch, kind, data):
+    wanted = policy(mode="cover", width=20, height=20)
+    assert transforms.image._decode_plain_jpeg(data, wanted) is None
+    outcomes = []
+    for decode in (
+        lambda: decode_image(data, policy=wanted),
+        lambda: by_pillow(monkeypatch, data, wanted),
+    ):
+        try:
+            found = decode()
+            outcomes.append((found.image.tobytes(), found.plain))
+        except ImageError as error:
+            outcomes.append((error.reason, error.detail))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_too_many_pixels_are_refused_before_they_are_decoded():
+    data = encoded(photo(60, 40), "JPEG")
+    with pytest.raises(ImageError) as caught:
+        decode_image(data, policy=policy(max_pixels=2399))
+    assert caught.value.args == ("too_large", "2400 pixels, --max-pixels is 2399")
+    assert decode_image(data, policy=policy(max_pixels=2400)).width == 60
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_resampling_is_the_same_without_the_processors_extensions(monkeypatch, mode):
+    image = Image.fromarray(noise(317, 211, seed=5)).convert(mode)
+    wanted = policy(mode="cover", width=90, height=80, channels=len(image.getbands()))
+    geometry = fit_image(317, 211, policy=wanted)
+    found = resize_image(image, geometry, policy=wanted)
+
+    def plain_resizer():
+        resizer = Resizer()
+        resizer.cpu_extensions = CpuExtensions.none
+        return resizer
+
+    monkeypatch.setattr(transforms.image, "Resizer", plain_resizer)
+    assert resize_image(image, geometry, policy=wanted).tobytes() == found.tobytes()

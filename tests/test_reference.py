@@ -1,6 +1,7 @@
 """`verify --sources` finds faults of the writer that no file by itself can show.
 
-Each fault is planted into the writer, so that shards, index and manifest agree with each other.
+Each fault is planted into the writer, so that shards, index and manifest agree with each other. It
+prepares records in this process then, where the fault is.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ from helpers import draw, ingest
 from PIL import Image
 
 import transforms.image
+import transforms.prepare
 import transforms.sources
 import transforms.write
 from pipeline.__main__ import main
@@ -29,17 +31,17 @@ def turned(tmp_path):
 
 
 def shift_labels(monkeypatch):
-    real, names = transforms.write.prepare_record, ["ash", "birch", "cedar"]
+    real, names = transforms.prepare.prepare_record, ["ash", "birch", "cedar"]
 
-    def prepare(ref, **kwargs):
+    def prepare(ref, source=None, **kwargs):
         label = names[(names.index(ref.label) + 1) % 3]
-        return real(dataclasses.replace(ref, label=label), **kwargs)
+        return real(dataclasses.replace(ref, label=label), source, **kwargs)
 
-    monkeypatch.setattr(transforms.write, "prepare_record", prepare)
+    monkeypatch.setattr(transforms.prepare, "prepare_record", prepare)
 
 
 def exchange_two(monkeypatch):
-    real = transforms.write.prepare_image
+    real = transforms.prepare.prepare_image
     first = {}
 
     def prepare(data, **kwargs):
@@ -49,7 +51,7 @@ def exchange_two(monkeypatch):
         known = list(first)
         return real(known[0] if len(known) > 1 and data == known[1] else data, **kwargs)
 
-    monkeypatch.setattr(transforms.write, "prepare_image", prepare)
+    monkeypatch.setattr(transforms.prepare, "prepare_image", prepare)
 
 
 def swap_sides(monkeypatch):
@@ -106,6 +108,11 @@ def brighten(monkeypatch):
     monkeypatch.setattr(transforms.image, "resize_image", resize)
 
 
+def prepare_here(items, *, task, processes):
+    for ref, source in items:
+        yield transforms.prepare.prepare_record(ref, source, **vars(task))
+
+
 FAULTS = {
     "class ids + 1": (shift_labels, "its label is 'ash', index/ says 'birch'"),
     "two pictures exchanged": (exchange_two, "picture differs from"),
@@ -131,6 +138,7 @@ def test_a_planted_fault_is_found(name, turned, tmp_path, monkeypatch, capsys):
     mode = ["--resize-mode", "contain"] if plant is swap_sides else []
     with monkeypatch.context() as planted:
         plant(planted)
+        planted.setattr(transforms.write, "prepare_images", prepare_here)
         assert ingest(f"{turned}/*/*", output, "--image-size", "64x32", *mode) == 0
     # Every file agrees with every other: the fault shows only beside the sources.
     assert verify_dataset(output, depth="deep") == []

@@ -20,16 +20,25 @@ from apache_beam.testing.util import assert_that, equal_to
 from transforms.example import FeatureSpec
 from transforms.globs import common_root, is_system_file, key_of, list_glob, split_pattern
 from transforms.idx import list_idx, read_idx
-from transforms.records import DataError, Grouping, ImageError, ImageRef, Input, Reject, Skipped
-from transforms.screen import (
+from transforms.prepare import read_source
+from transforms.records import (
+    DataError,
     Exclusions,
+    Grouping,
+    ImageError,
+    ImageRef,
+    Input,
+    Reject,
+    Skipped,
+)
+from transforms.screen import (
     ScreenImages,
     parse_exclusions,
     read_exclusions,
     screen_image,
     screen_reject,
 )
-from transforms.sources import ListImages, may_repeat, read_source, take_once
+from transforms.sources import ListImages, may_repeat, take_once
 from transforms.tables import Columns, list_csv
 
 KEY = Grouping()

@@ -90,7 +90,7 @@ def write(refs, output, *, plan, exclusions=None):
         written = (
             root
             | beam.Create(refs)
-            | WriteShards(str(output), policy=POLICY, seed=0, threads=2, **side)
+            | WriteShards(str(output), policy=POLICY, seed=0, decoders=2, **side)
         )
         for name, collection in written.items():
             collection | f"Keep{name}" >> beam.Map(collect, name)

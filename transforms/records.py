@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
 import re
 import sys
 from typing import Any
@@ -148,6 +150,19 @@ class Reject:
     label: str
     reason: str
     detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Exclusions:
+    """What must not come in: keys, and sha256 (hex) of sources' bytes."""
+
+    keys: frozenset[str] = frozenset()
+    contents: frozenset[str] = frozenset()
+
+    def reject_key(self, key: str) -> Reject:
+        """The reject for an excluded input: it must not leave its name behind, only its hash."""
+        digest = hashlib.sha256(os.fsencode(key)).hexdigest()
+        return Reject(f"sha256:{digest}", "", "", "excluded", "by --exclude")
 
 
 @dataclasses.dataclass(frozen=True)

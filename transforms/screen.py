@@ -14,23 +14,10 @@ import apache_beam as beam
 from apache_beam import pvalue
 
 from transforms import files
-from transforms.records import DataError, ImageError, ImageRef, Reject
-from transforms.sources import read_source
+from transforms.prepare import read_source
+from transforms.records import DataError, Exclusions, ImageError, ImageRef, Reject
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Exclusions:
-    """What must not come in: keys, and sha256 (hex) of sources' bytes."""
-
-    keys: frozenset[str] = frozenset()
-    contents: frozenset[str] = frozenset()
-
-    def reject_key(self, key: str) -> Reject:
-        """The reject for an excluded input: it must not leave its name behind, only its hash."""
-        digest = hashlib.sha256(os.fsencode(key)).hexdigest()
-        return Reject(f"sha256:{digest}", "", "", "excluded", "by --exclude")
 
 
 def parse_exclusions(data: bytes) -> Exclusions:

@@ -1,4 +1,4 @@
-"""Where images come from: inputs become ImageRefs, each once, and each is read here again.
+"""Where images come from: inputs become ImageRefs, each once.
 
 Keys are paths relative to the root; labels are parent folders, or what a CSV or IDX file says.
 """
@@ -6,19 +6,16 @@ Keys are paths relative to the root; labels are parent folders, or what a CSV or
 from __future__ import annotations
 
 import dataclasses
-import os
 import pickle
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam import pvalue
 
-from transforms import files
-from transforms.globs import list_glob, read_problem
-from transforms.idx import list_idx, read_idx
-from transforms.records import DataError, Grouping, ImageError, ImageRef, Input, Reject, Skipped
+from transforms.globs import list_glob
+from transforms.idx import list_idx
+from transforms.records import DataError, Grouping, ImageRef, Input, Reject, Skipped
 from transforms.shards import stable_hash
 from transforms.tables import Columns, list_csv
 
@@ -26,25 +23,6 @@ Listed = ImageRef | Reject | Columns | Skipped
 
 # Groups of keys in which each is looked for: 250,000 keys a group with a billion images.
 _BUCKETS = 4096
-
-
-def read_source(ref: ImageRef) -> tuple[bytes, tuple[int, int] | None]:
-    """Returns a source's bytes and, for a picture in an IDX file, its (width, height).
-
-    Raises:
-      ImageError: missing or unreadable.
-    """
-    if ref.item >= 0:
-        (_, rows, columns), values = read_idx(ref.path)
-        size = rows * columns
-        return values[ref.item * size : (ref.item + 1) * size], (columns, rows)
-    try:
-        # A CSV may name a pipe, which would be waited for, or a folder.
-        if not files.is_remote(ref.path) and not stat.S_ISREG(os.stat(ref.path).st_mode):
-            raise ImageError("unreadable", "no regular file")
-        return files.read_file(ref.path, size=ref.size), None
-    except OSError as error:
-        raise ImageError(*read_problem(error)) from error
 
 
 @dataclasses.dataclass

@@ -1,6 +1,7 @@
 """References in, finished files out: shards with their indexes, rejects, duplicates, the manifest.
 
-Only here are images read, and each goes straight into its shard's file: no pixel is ever shuffled.
+Each image is read and prepared as its shard is written, and goes straight into the shard's file: no
+pixel is ever shuffled.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
-import functools
 import hashlib
 import io
 import itertools
@@ -27,8 +27,8 @@ from apache_beam.coders import BytesCoder
 from apache_beam.io.filesystem import CompressionTypes
 
 from transforms import files
-from transforms.example import FeatureSpec, encode_example, feature_specs, make_features
-from transforms.image import PixelPolicy, prepare_image
+from transforms.decoders import Outcome, Task, prepare_images
+from transforms.example import FeatureSpec, feature_specs
 from transforms.manifest import (
     DUPLICATES,
     INDEX_FOLDER,
@@ -40,24 +40,26 @@ from transforms.manifest import (
     moments_of_training,
     summarize_splits,
 )
+from transforms.prepare import PreparedRecord, RecordPolicy, Source, read_source, reject_image
 from transforms.records import (
     CHOICES,
     DataError,
+    Exclusions,
     ImageError,
     ImageRef,
-    PreparedImage,
     Reject,
     ShardSummary,
     Skipped,
 )
-from transforms.screen import Exclusions
 from transforms.shards import SHARD_SUFFIX, place_of, shard_of
-from transforms.sources import read_source
 from transforms.tables import Columns
 
 T = TypeVar("T")
 R = TypeVar("R")
 ShardKey = tuple[str, int, int]  # split, index, count
+
+# Objects of a store that are asked for at once: it takes 50 to 200 ms to answer.
+_READERS = 8
 
 INDEX_SCHEMA = pyarrow.schema(
     [
@@ -78,83 +80,6 @@ INDEX_SCHEMA = pyarrow.schema(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordPolicy:
-    """How an image becomes a record.
-
-    Attributes:
-      pixels: the pixel policy.
-      schema: one of example.SCHEMAS.
-      label_offset: added to the class id that is stored.
-    """
-
-    pixels: PixelPolicy
-    schema: str = "flowers"
-    label_offset: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class PreparedRecord:
-    """One record, with what the index says about it.
-
-    Attributes:
-      ref: where it came from.
-      example: the serialized tf.train.Example.
-      image: the picture, without its bytes.
-      class_id: from 0.
-      source_sha256: of the source's bytes, in hex.
-      source_bytes: length of the source.
-    """
-
-    ref: ImageRef
-    example: bytes
-    image: PreparedImage
-    class_id: int
-    source_sha256: str
-    source_bytes: int
-
-
-def prepare_record(
-    ref: ImageRef,
-    *,
-    policy: RecordPolicy,
-    labels: Mapping[str, int],
-    exclusions: Exclusions,
-) -> PreparedRecord | Reject:
-    """Reads one source and makes its record.
-
-    Args:
-      ref: the source.
-      policy: what becomes of it.
-      labels: class id by label.
-      exclusions: contents that must not come in.
-
-    Returns:
-      The record, or why there is none.
-    """
-    try:
-        data, raw_size = read_source(ref)
-        digest = hashlib.sha256(data).hexdigest()
-        if digest in exclusions.contents:
-            return exclusions.reject_key(ref.key)
-        image = prepare_image(data, policy=policy.pixels, raw_size=raw_size)
-    except ImageError as error:
-        return Reject(ref.key, ref.source, ref.label, error.reason, error.detail)
-    class_id = labels[ref.label]
-    features = make_features(
-        image,
-        key=ref.key,
-        label=ref.label,
-        class_id=class_id,
-        schema=policy.schema,
-        classes=len(labels),
-        label_offset=policy.label_offset,
-        extra=ref.features,
-    )
-    bare = dataclasses.replace(image, data=b"")
-    return PreparedRecord(ref, encode_example(features), bare, class_id, digest, len(data))
-
-
 def map_in_order(function: Callable[[T], R], items: Iterable[T], *, threads: int) -> Iterator[R]:
     """Applies a function in a pool of threads; results come in the order of the items.
 
@@ -168,6 +93,23 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], *, threads: int
                 yield window.popleft().result()
         while window:
             yield window.popleft().result()
+
+
+def _prepare(refs: Sequence[ImageRef], task: Task, *, decoders: int) -> Iterator[Outcome]:
+    """Prepares images; what lies in a store is read here, well ahead, since it is slow to come."""
+    items: Iterable[tuple[ImageRef, Source | Reject | None]] = ((ref, None) for ref in refs)
+    if any(files.is_remote(ref.path) for ref in refs):
+        items = map_in_order(_read_ahead, refs, threads=_READERS)
+    return prepare_images(items, task=task, processes=decoders)
+
+
+def _read_ahead(ref: ImageRef) -> tuple[ImageRef, Source | Reject | None]:
+    if not files.is_remote(ref.path):
+        return ref, None
+    try:
+        return ref, read_source(ref)
+    except ImageError as error:
+        return ref, reject_image(ref, error)
 
 
 def index_row(record: PreparedRecord, *, offset: int, size: int) -> dict[str, Any]:
@@ -250,7 +192,7 @@ class WriteShards(beam.io.WriteToTFRecord):
         *,
         policy: RecordPolicy,
         seed: int,
-        threads: int,
+        decoders: int,
         plan: pvalue.AsSingleton,
         labels: pvalue.AsSingleton,
         exclusions: Exclusions | pvalue.AsSingleton,
@@ -261,7 +203,7 @@ class WriteShards(beam.io.WriteToTFRecord):
           output: the data set's folder.
           policy: how an image becomes a record.
           seed: of the hash that gives shard and order.
-          threads: read, decode and encode at once inside a shard.
+          decoders: processes that prepare a shard's images.
           plan: {split: number of shards}.
           labels: all labels, in the order of their ids.
           exclusions: contents that must not come in.
@@ -275,7 +217,7 @@ class WriteShards(beam.io.WriteToTFRecord):
         self._output = output
         self._policy = policy
         self._seed = seed
-        self._threads = threads
+        self._decoders = decoders
         self._plan = plan
         self._labels = labels
         self._exclusions = exclusions
@@ -308,19 +250,15 @@ class WriteShards(beam.io.WriteToTFRecord):
         exclusions: Exclusions,
     ) -> Iterator[Any]:
         key, refs = shard
-        prepare = functools.partial(
-            prepare_record,
-            policy=self._policy,
-            labels={label: i for i, label in enumerate(labels)},
-            exclusions=exclusions,
-        )
+        class_ids = {label: i for i, label in enumerate(labels)}
+        task = Task(self._policy, class_ids, exclusions)
         ordered = sorted(
             (pickle.loads(ref) for ref in refs if ref),
             key=lambda ref: place_of(ref.key, seed=self._seed),
         )
-        results = map_in_order(prepare, ordered, threads=self._threads)
+        outcomes = _prepare(ordered, task, decoders=self._decoders)
         try:
-            yield from self._write_files(key, results)
+            yield from self._write_files(key, outcomes)
         except OSError as error:
             # Disk full, no permission, a store that refuses: the run's end, not the image's.
             raise DataError(
@@ -328,9 +266,7 @@ class WriteShards(beam.io.WriteToTFRecord):
                 "again with --overwrite"
             ) from error
 
-    def _write_files(
-        self, key: ShardKey, results: Iterable[PreparedRecord | Reject]
-    ) -> Iterator[Any]:
+    def _write_files(self, key: ShardKey, outcomes: Iterable[Outcome]) -> Iterator[Any]:
         name = self._shard_name(key)
         temporary = files.work_path(self._output, name + SHARD_SUFFIX)
         files.file_systems(temporary)  # signs in, before Beam would
@@ -338,7 +274,7 @@ class WriteShards(beam.io.WriteToTFRecord):
             tally = _Tally(self._sink.open(temporary))
         rows: list[dict[str, Any]] = []
         try:
-            for result in results:
+            for result in outcomes:
                 if isinstance(result, Reject):
                     yield pvalue.TaggedOutput("Reject", result)
                     continue
@@ -346,7 +282,7 @@ class WriteShards(beam.io.WriteToTFRecord):
                 self._sink.write_record(tally, result.example)
                 row = index_row(result, offset=offset, size=tally.bytes - offset)
                 rows.append(row)
-                # Handed on at once, while the threads are busy with the next ones.
+                # Handed on at once, while the decoders are busy with the next ones.
                 content = (bytes.fromhex(result.source_sha256), (row["key"], row["label"]))
                 yield pvalue.TaggedOutput("Content", content)
         finally:

@@ -1,0 +1,277 @@
+"""Records are prepared in processes of their own, which import no Beam.
+
+They use every core, as threads that share an interpreter do not. A decoder that takes its process
+down with it costs that one image, and so does one that never ends; not the run.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
+
+from transforms.prepare import PreparedRecord, RecordPolicy, Source, prepare_record, reject_image
+from transforms.records import Exclusions, ImageError, ImageRef, Reject
+
+# A second request waits at each process, so that it is not idle while this one writes.
+_REQUESTS = 2
+# Images under way, a process: what one that takes long holds up is bounded.
+_UNDER_WAY = 4
+LONGEST = 300.0  # seconds for one image
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+_BOOT += "from transforms.decoders import serve; serve(int(sys.argv[1]))"
+
+Outcome = PreparedRecord | Reject
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is the same for all images of a run; see prepare.prepare_record."""
+
+    policy: RecordPolicy
+    labels: Mapping[str, int]
+    exclusions: Exclusions
+
+
+@dataclasses.dataclass
+class _Slot:
+    """One image under way."""
+
+    ref: ImageRef
+    source: Source | None
+    outcome: Outcome | None = None
+    deaths: int = 0
+
+
+class _Decoder:
+    """One process, and what it was asked, the oldest first: it answers in that order."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = multiprocessing.Pipe()
+        with theirs:
+            number = theirs.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, str(number), json.dumps(sys.path)],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # Ctrl-C is this process's to take; the other ends when the pipe does.
+                start_new_session=True,
+            )
+        self._task: Task | None = None
+        self._ready = False
+        self.slots: collections.deque[_Slot] = collections.deque()
+        self.since = 0.0
+
+    def has_room(self, slot: _Slot) -> bool:
+        """Whether it takes one more request now."""
+        # A long request must find it reading: it might be about to write, as this one is.
+        return len(self.slots) < (_REQUESTS if slot.source is None else 1)
+
+    def ask(self, slot: _Slot, task: Task) -> None:
+        """Sends a request."""
+        if not self.slots:
+            self.since = time.monotonic()
+        self.slots.append(slot)
+        news = None if task is self._task else task
+        self._task = task
+        with contextlib.suppress(OSError):  # it is dead, as `receive` will tell
+            self.connection.send_bytes(pickle.dumps((news, slot.ref, slot.source)))
+
+    def receive(self) -> None:
+        """Takes an answer.
+
+        Raises:
+          EOFError: the process is dead; says how it ended.
+          RuntimeError: it never came up.
+          Exception: what it raised, which is no fault of the image.
+        """
+        try:
+            answer = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            how = self.end()
+            if self._ready or how.startswith("SIG"):
+                raise EOFError(how) from error
+            raise RuntimeError(f"a decoder process did not start: {how}") from error
+        if isinstance(answer, Exception):
+            raise answer
+        if self._ready:
+            self.slots.popleft().outcome = answer
+        self._ready = True
+        self.since = time.monotonic()
+
+    def end(self) -> str:
+        """Ends the process; returns how it had ended by itself, which its pipe may tell before."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0.1)
+        self._process.kill()
+        status = self._process.wait()
+        self.connection.close()
+        return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+
+
+class _Team:
+    """The processes that one shard is prepared by."""
+
+    def __init__(self, decoders: list[_Decoder], task: Task, longest: float):
+        self._decoders = decoders
+        self._task = task
+        self._longest = longest
+
+    def ask(self, slot: _Slot) -> None:
+        """Hands on one image, as soon as a process has room for it."""
+        while not (free := [decoder for decoder in self._decoders if decoder.has_room(slot)]):
+            self.wait()
+        min(free, key=lambda decoder: len(decoder.slots)).ask(slot, self._task)
+
+    def wait(self) -> None:
+        """Waits for what comes next: answers, a death, or the time's end."""
+        busy = {decoder.connection: decoder for decoder in self._decoders if decoder.slots}
+        ends = min(decoder.since for decoder in busy.values()) + self._longest
+        remaining = max(0.0, ends - time.monotonic())
+        for connection in multiprocessing.connection.wait(list(busy), remaining):
+            decoder = busy.pop(cast(multiprocessing.connection.Connection, connection))
+            try:
+                decoder.receive()
+            except EOFError as error:
+                self._replace(decoder, _explain_death(decoder.slots[0], str(error)))
+        for decoder in busy.values():
+            if time.monotonic() >= decoder.since + self._longest:
+                decoder.end()
+                detail = f"not done after {self._longest:g} s"
+                self._replace(decoder, ImageError("timeout", detail))
+
+    def _replace(self, dead: _Decoder, error: ImageError | None) -> None:
+        """Has a new process do what the other did not; without the first, where that has failed."""
+        if error:
+            slot = dead.slots.popleft()
+            slot.outcome = reject_image(slot.ref, error)
+        fresh = _Decoder()
+        self._decoders[self._decoders.index(dead)] = fresh
+        for slot in dead.slots:
+            fresh.ask(slot, self._task)
+
+
+def _explain_death(slot: _Slot, how: str) -> ImageError | None:
+    # Once may be anybody's doing, such as a system's that is short of memory.
+    slot.deaths += 1
+    if slot.deaths == 1:
+        return None
+    return ImageError("decoder_crash", f"the decoder's process died twice, by {how}")
+
+
+_lock = threading.Lock()
+_idle: list[_Decoder] = []
+
+
+def start_decoders(number: int) -> None:
+    """Starts processes ahead of their use, while this one does something else."""
+    with _lock:
+        _idle.extend(_Decoder() for _ in range(number))
+
+
+def end_decoders() -> None:
+    """Ends the processes that have nothing to do; they would end with this one, too."""
+    with _lock:
+        decoders, _idle[:] = _idle[:], []
+    for decoder in decoders:
+        decoder.end()
+
+
+@contextlib.contextmanager
+def _borrow_decoders(number: int) -> Iterator[list[_Decoder]]:
+    with _lock:
+        team = [_idle.pop() for _ in range(min(number, len(_idle)))]
+    team += [_Decoder() for _ in range(number - len(team))]
+    try:
+        yield team
+    finally:
+        with _lock:
+            _idle.extend(decoder for decoder in team if not decoder.slots)
+        for decoder in team:
+            if decoder.slots:  # given up in the middle
+                decoder.end()
+
+
+def prepare_images(
+    items: Iterable[tuple[ImageRef, Source | Reject | None]],
+    *,
+    task: Task,
+    processes: int,
+    longest: float = LONGEST,
+) -> Iterator[Outcome]:
+    """Prepares images in processes; outcomes come in the order of the items.
+
+    Args:
+      items: refs, each with what `read_source` returned for it, or why it returned nothing, or None
+        for the process to read it.
+      task: what becomes of them.
+      processes: how many work at once.
+      longest: seconds for one image, after which it is a reject.
+    """
+    with _borrow_decoders(processes) as decoders:
+        team = _Team(decoders, task, longest)
+        under_way: collections.deque[_Slot] = collections.deque()
+        for ref, source in items:
+            if isinstance(source, Reject):
+                under_way.append(_Slot(ref, None, outcome=source))
+            else:
+                under_way.append(_Slot(ref, source))
+                team.ask(under_way[-1])
+            while under_way[0].outcome is None and len(under_way) >= processes * _UNDER_WAY:
+                team.wait()
+            while under_way and under_way[0].outcome is not None:
+                yield under_way.popleft().outcome  # type: ignore[misc]
+        for slot in under_way:
+            while slot.outcome is None:
+                team.wait()
+            yield slot.outcome
+
+
+def serve(descriptor: int) -> None:
+    """Runs a decoder process: answers each request until the pipe is closed.
+
+    Args:
+      descriptor: of the pipe's end.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # decoders grumble there; what counts goes back
+    with (
+        multiprocessing.connection.Connection(descriptor) as connection,
+        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
+    ):
+        connection.send_bytes(pickle.dumps(None))
+        task: Task | None = None
+        while True:
+            news, ref, source = pickle.loads(connection.recv_bytes())
+            task = news or task
+            assert task is not None
+            connection.send_bytes(_answer(ref, source, task))
+
+
+def _answer(ref: ImageRef, source: Source | None, task: Task) -> bytes:
+    try:
+        return pickle.dumps(
+            prepare_record(
+                ref,
+                source,
+                policy=task.policy,
+                labels=task.labels,
+                exclusions=task.exclusions,
+            )
+        )
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            return pickle.dumps(error)
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))

@@ -1,0 +1,124 @@
+"""One source in, one record out: read, decode, resize, encode, and the facts for the index.
+
+Imports no Beam: this is what the decoder processes run, see transforms/decoders.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+
+from transforms import files
+from transforms.example import encode_example, make_features
+from transforms.globs import read_problem
+from transforms.idx import read_idx
+from transforms.image import PixelPolicy, prepare_image
+from transforms.records import Exclusions, ImageError, ImageRef, PreparedImage, Reject
+
+Source = tuple[bytes, tuple[int, int] | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordPolicy:
+    """How an image becomes a record.
+
+    Attributes:
+      pixels: the pixel policy.
+      schema: one of example.SCHEMAS.
+      label_offset: added to the class id that is stored.
+    """
+
+    pixels: PixelPolicy
+    schema: str = "flowers"
+    label_offset: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedRecord:
+    """One record, with what the index says about it.
+
+    Attributes:
+      ref: where it came from.
+      example: the serialized tf.train.Example.
+      image: the picture, without its bytes.
+      class_id: from 0.
+      source_sha256: of the source's bytes, in hex.
+      source_bytes: length of the source.
+    """
+
+    ref: ImageRef
+    example: bytes
+    image: PreparedImage
+    class_id: int
+    source_sha256: str
+    source_bytes: int
+
+
+def read_source(ref: ImageRef) -> Source:
+    """Returns a source's bytes and, for a picture in an IDX file, its (width, height).
+
+    Raises:
+      ImageError: missing or unreadable.
+    """
+    if ref.item >= 0:
+        (_, rows, columns), values = read_idx(ref.path)
+        size = rows * columns
+        return values[ref.item * size : (ref.item + 1) * size], (columns, rows)
+    try:
+        # A CSV may name a pipe, which would be waited for, or a folder.
+        if not files.is_remote(ref.path) and not stat.S_ISREG(os.stat(ref.path).st_mode):
+            raise ImageError("unreadable", "no regular file")
+        return files.read_file(ref.path, size=ref.size), None
+    except OSError as error:
+        raise ImageError(*read_problem(error)) from error
+
+
+def reject_image(ref: ImageRef, error: ImageError) -> Reject:
+    """Returns the reject for a source that cannot become a record."""
+    return Reject(ref.key, ref.source, ref.label, error.reason, error.detail)
+
+
+def prepare_record(
+    ref: ImageRef,
+    source: Source | None = None,
+    *,
+    policy: RecordPolicy,
+    labels: Mapping[str, int],
+    exclusions: Exclusions,
+) -> PreparedRecord | Reject:
+    """Makes the record of one source.
+
+    Args:
+      ref: the source.
+      source: what `read_source` returned; None to read it now.
+      policy: what becomes of it.
+      labels: class id by label.
+      exclusions: contents that must not come in.
+
+    Returns:
+      The record, or why there is none.
+    """
+    try:
+        data, raw_size = source or read_source(ref)
+        digest = hashlib.sha256(data).hexdigest()
+        if digest in exclusions.contents:
+            return exclusions.reject_key(ref.key)
+        image = prepare_image(data, policy=policy.pixels, raw_size=raw_size)
+    except ImageError as error:
+        return reject_image(ref, error)
+    class_id = labels[ref.label]
+    features = make_features(
+        image,
+        key=ref.key,
+        label=ref.label,
+        class_id=class_id,
+        schema=policy.schema,
+        classes=len(labels),
+        label_offset=policy.label_offset,
+        extra=ref.features,
+    )
+    bare = dataclasses.replace(image, data=b"")
+    return PreparedRecord(ref, encode_example(features), bare, class_id, digest, len(data))
