@@ -8,8 +8,11 @@ time. The links lie in a temporary folder beside the first picture, or where TMP
 """
 
 import argparse
+import contextlib
+import ctypes
 import glob
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -19,6 +22,8 @@ import time
 from pathlib import Path
 
 import psutil
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 MODES = {
     "one process": [],
@@ -39,10 +44,13 @@ def link(paths, folder, *, times):
 
 
 def measure(command):
-    """Runs a command; returns peak bytes of its largest process, CPU seconds, wall seconds."""
+    """Runs a command; returns peak bytes of its largest process, CPU seconds, wall seconds.
+
+    What a worker process leaves behind becomes this one's to wait for, so that all CPU time counts.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     peaks, done = {}, threading.Event()
-    started = time.monotonic()
-    before = os.times()
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def watch():
@@ -54,19 +62,22 @@ def measure(command):
                     peaks[child.pid] = peak_of(child.pid) or peaks.get(child.pid, 0)
             except (psutil.Error, OSError):
                 pass
-            done.wait(0.2)
+            done.wait(0.5)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     code = process.wait()
+    wall = time.monotonic() - started
     done.set()
     watcher.join()
     if code:
         sys.exit(f"{' '.join(command)}: exit {code}")
-    after = os.times()
-    cpu = after.children_user + after.children_system
-    cpu -= before.children_user + before.children_system
-    return max(peaks.values()), cpu, time.monotonic() - started
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return max(peaks.values()), cpu, wall
 
 
 def peak_of(pid):

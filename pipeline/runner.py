@@ -98,7 +98,7 @@ def plan_run(beam_args: Sequence[str], *, paths: Sequence[tuple[str, str]] = ())
     workers = direct.direct_num_workers or cores
     processes = direct.direct_running_mode == "multi_processing"
     if processes or direct.direct_running_mode == "multi_threading":
-        return RunPlan(options, max(1, cores // workers), processes)
+        return RunPlan(options, cores, processes)
     direct.direct_num_workers = 1
     return RunPlan(options, workers if asked else cores, processes)
 
