@@ -68,6 +68,8 @@ def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "verify": _verify,
         "inspect": _inspect,
+        "report": _report,
+        "diff": _diff,
         "devices": _devices,
         "train": _train,
         "analyze": _analyze,
@@ -148,6 +150,21 @@ def _inspect(args: argparse.Namespace) -> int:
         )
     )
     return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from pipeline.report import write_report
+
+    print(_printable(write_report(args.directory)))
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from pipeline.diff import compare_datasets
+
+    difference = compare_datasets(args.old, args.new)
+    print(difference.json if args.json else difference)
+    return 0 if difference.equal else 1
 
 
 def _devices(args: argparse.Namespace) -> int:

@@ -331,6 +331,14 @@ def make_parser() -> argparse.ArgumentParser:
     inspect.add_argument("--record", type=int, metavar="K", help="one record, from 0")
     inspect.add_argument("--save", metavar="FILE", help="write the record's picture there")
     inspect.add_argument("--json", action="store_true", help="print JSON")
+    report = commands.add_parser("report", help="write DIR/report.html: the data set on one page")
+    report.add_argument("directory", metavar="DIR")
+    diff = commands.add_parser(
+        "diff", help="compare two data sets by their index/; 0 = equal, 1 = not", epilog=_DIFF_EPILOG
+    )
+    diff.add_argument("old", metavar="OLD")
+    diff.add_argument("new", metavar="NEW")
+    diff.add_argument("--json", action="store_true", help="print JSON, with every key")
     devices = commands.add_parser("devices", help="list the accelerators")
     devices.add_argument("--json", action="store_true", help="print JSON")
     _add_train(commands)
@@ -342,7 +350,10 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-NOT_YET = ("plan", "report", "launch")
+NOT_YET = ("plan", "launch")
+_DIFF_EPILOG = """\
+Exit codes: 0 equal (in shards, order and bytes, whatever the configuration and the libraries);
+1 different; 2 wrong arguments, or a folder that is no complete data set."""
 _DESCRIPTION = """\
 Turn a glob of images into sharded TFRecords with Apache Beam, and prove that they are right."""
 _EPILOG = """\

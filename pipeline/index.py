@@ -1,0 +1,51 @@
+"""index/: a row for each record, read column by column, a shard at a time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from transforms import files
+from transforms.manifest import INDEX_FOLDER, Shard
+from transforms.records import DataError
+from transforms.shards import SHARD_SUFFIX
+
+
+def read_index(directory: str, shard: Shard, *, columns: Sequence[str]) -> Any:
+    """Reads columns of one shard's index.
+
+    Args:
+      directory: the data set.
+      shard: which.
+      columns: of docs/format.md.
+
+    Returns:
+      A pyarrow.Table of `shard.records` rows, in the order of the shard.
+
+    Raises:
+      DataError: the file is missing, damaged, or has another number of rows.
+    """
+    name = f"{INDEX_FOLDER}/{shard.name.removesuffix(SHARD_SUFFIX)}.parquet"
+    path = files.join(directory, *name.split("/"))
+    try:
+        data = files.read_file(path)
+        table = pyarrow.parquet.read_table(
+            io.BytesIO(data), columns=list(columns), page_checksum_verification=True
+        )
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: missing: run tpufeed verify {directory}") from error
+    except (pyarrow.ArrowException, OSError) as error:
+        said = " ".join(str(error).split())
+        raise DataError(f"{path}: {said}: run tpufeed verify {directory}") from error
+    absent = sorted(set(columns) - set(table.column_names))
+    if absent or table.num_rows != shard.records:
+        found = f"no column {absent[0]}" if absent else f"{table.num_rows} rows"
+        raise DataError(
+            f"{path}: {found}, where dataset.json has {shard.records} records: run tpufeed verify "
+            f"{directory}"
+        )
+    return table
