@@ -334,7 +334,7 @@ def make_parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write DIR/report.html: the data set on one page")
     report.add_argument("directory", metavar="DIR")
     diff = commands.add_parser(
-        "diff", help="compare two data sets by their index/; 0 = equal, 1 = not", epilog=_DIFF_EPILOG
+        "diff", help="compare two data sets; 0 = equal, 1 = not, 2 = trouble", epilog=_DIFF_EPILOG
     )
     diff.add_argument("old", metavar="OLD")
     diff.add_argument("new", metavar="NEW")

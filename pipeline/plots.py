@@ -49,7 +49,7 @@ def classes_by_split(
     chosen = list(labels)
     if len(labels) > _MOST_BARS:
         chosen = sorted(labels, key=lambda label: -total[label])[:_MOST_BARS]
-    with _figure(height=0.75 + 0.27 * len(chosen)) as (figure, axes):
+    with _figure(height=0.85 + 0.3 * len(chosen)) as (figure, axes):
         left = np.zeros(len(chosen))
         places = np.arange(len(chosen))[::-1]
         for number, (split, classes) in enumerate(counts.items()):
@@ -164,7 +164,7 @@ def _figure(*, height: float = 2.7) -> Iterator[tuple[Figure, Axes]]:
             {
                 "svg.fonttype": "none",
                 "svg.hashsalt": "tpufeed",
-                "font.size": 10.5,
+                "font.size": 12,
                 "text.parse_math": False,
                 "text.color": _INK,
                 "axes.labelcolor": _INK,

@@ -1,6 +1,6 @@
 """`tpufeed report`: one page that shows a data set, from dataset.json, index/ and some records.
 
-    write_report("records")  # records/report.html
+write_report("records")  # records/report.html
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pipeline import __version__
 from pipeline.repeat import command_of, plain_reader_of, reader_of
 from pipeline.report_page import PAGE, STYLE
 from pipeline.survey import (
-    MOST_LISTED,
     Content,
     Rejects,
     Survey,
@@ -33,6 +32,7 @@ REPORT = "report.html"
 MOST_BYTES = 8_000_000  # of all pictures, as they stand in the page
 _MOST_PICTURES = 1200
 _MOST_CLASSES = 500  # rows of the table
+_MOST_CONTENTS = 25  # duplicates
 _MOST_SHOWN = 300  # characters of a name
 _IMBALANCE = 10
 
@@ -86,7 +86,7 @@ def visible(text: str) -> str:
     """Returns the text with all that does not show, or turns what does, spelt out.
 
     Control characters, marks of the writing direction, and what stands for bytes that are not
-    UTF-8 become escapes such as \\u202e.
+    UTF-8 become escapes, as in Python's source.
     """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
@@ -99,43 +99,47 @@ def render_report(directory: str, manifest: Manifest) -> str:
     """
     from markupsafe import Markup
 
+    order = sorted(manifest.splits, key=lambda name: (name != "train", name))
+    manifest = dataclasses.replace(manifest, splits={s: manifest.splits[s] for s in order})
     rejects = read_rejects(directory, manifest)
     contents = read_contents(directory)
     survey = survey_index(directory, manifest, contents=contents, most_picks=_MOST_PICTURES)
     thumbnails = read_thumbnails(directory, manifest, survey.picks, most_bytes=MOST_BYTES)
     sheets, left_out = _arrange(manifest, thumbnails)
     plots = _draw(manifest, survey)
-    split = next((s for s in manifest.splits if manifest.splits[s].records), "train")
-    if "train" in manifest.splits and manifest.splits["train"].records:
-        split = "train"
+    split = next((name for name in order if manifest.splits[name].records), order[0])
     code = {
         "command": command_of(manifest.config),
         "reader": reader_of(manifest, directory=directory, split=split),
         "plain_reader": plain_reader_of(manifest, directory=directory, split=split),
     }
-    return _environment(survey).from_string(PAGE).render(
-        name=os.path.basename(directory.rstrip("/")) or directory,
-        directory=directory,
-        version=__version__,
-        style=Markup(STYLE),
-        manifest=manifest,
-        facts=_facts(manifest),
-        notes=observe(manifest, survey, rejects, contents),
-        plots={name: Markup(svg) for name, svg in plots.items()},
-        splits=_splits(manifest),
-        classes=_classes(manifest),
-        most_bars=24,
-        sheets=sheets,
-        left_out=left_out,
-        ranges=survey.ranges,
-        moments=_moments(manifest),
-        rejects=rejects,
-        contents=contents,
-        conflicts=sum(len(content.labels) > 1 for content in contents),
-        leaks=sum(len(_splits_of(content, survey)) > 1 for content in contents),
-        most_listed=MOST_LISTED,
-        configuration=_configuration(manifest.config),
-        **{name: _lines(text) for name, text in code.items()},
+    return (
+        _environment(survey)
+        .from_string(PAGE)
+        .render(
+            name=os.path.basename(directory.rstrip("/")) or directory,
+            directory=directory,
+            version=__version__,
+            style=Markup(STYLE),
+            manifest=manifest,
+            facts=_facts(manifest),
+            notes=observe(manifest, survey, rejects, contents),
+            plots={name: Markup(svg) for name, svg in plots.items()},
+            splits=_splits(manifest),
+            classes=_classes(manifest),
+            most_bars=24,
+            sheets=sheets,
+            left_out=left_out,
+            ranges=survey.ranges,
+            moments=_moments(manifest),
+            rejects=rejects,
+            contents=contents,
+            conflicts=sum(len(content.labels) > 1 for content in contents),
+            leaks=sum(len(_splits_of(content, survey)) > 1 for content in contents),
+            most_contents=_MOST_CONTENTS,
+            configuration=_configuration(manifest.config),
+            **{name: _lines(text) for name, text in code.items()},
+        )
     )
 
 
@@ -184,16 +188,16 @@ def observe(
     if faults:
         inputs = manifest.records + sum(manifest.rejects.values())
         looks.append(
-            f"{faults:,} of {inputs:,} inputs ({faults / inputs:.2%}) were rejected, most as "
+            f"{faults:,} of {inputs:,} inputs ({faults / inputs:.2%}) rejected, most as "
             f"{next(r.reason for r in rejects if r.reason not in CHOICES)}"
         )
     if survey.flat:
-        looks.append(f"{survey.flat:,} records are of a single colour")
+        looks.append(f"{_some(survey.flat, 'record')} of a single colour")
     if survey.smaller and manifest.image_size:
         height, width = manifest.image_size
         share = survey.smaller / manifest.records
         looks.append(
-            f"{survey.smaller:,} sources ({share:.1%}) are narrower than {width} or lower than "
+            f"{_some(survey.smaller, 'source')} ({share:.1%}) narrower than {width} or lower than "
             f"{height} pixels, the size of the pictures"
         )
     goods = []
@@ -202,8 +206,8 @@ def observe(
     if not contents:
         goods.append("No content stands under several keys")
     goods.append(
-        f"{manifest.records:,} records in {_count_shards(manifest):,} shards, as index/ and "
-        "dataset.json agree"
+        f"{_some(manifest.records, 'record')} in {_some(_count_shards(manifest), 'shard')}: index/ "
+        "and dataset.json agree"
     )
     return [Note("look", text) for text in looks] + [Note("good", text) for text in goods]
 
@@ -238,16 +242,24 @@ def _observe_classes(manifest: Manifest) -> list[str]:
 def _observe_contents(survey: Survey, contents: Sequence[Content]) -> list[str]:
     looks = []
     if conflicts := sum(len(content.labels) > 1 for content in contents):
-        looks.append(f"{conflicts:,} contents stand under several labels: at most one is right")
+        looks.append(
+            f"{_some(conflicts, 'content')} under several labels, of which at most one is right"
+        )
     if leaks := sum(len(_splits_of(content, survey)) > 1 for content in contents):
-        looks.append(f"{leaks:,} contents stand in several splits: what is tested was trained on")
+        looks.append(f"{_some(leaks, 'content')} in several splits: what is tested was trained on")
     if contents and not conflicts and not leaks:
-        looks.append(f"{len(contents):,} contents stand under several keys, in one class and split")
+        looks.append(
+            f"{_some(len(contents), 'content')} under several keys, in one class and split"
+        )
     return looks
 
 
 def _splits_of(content: Content, survey: Survey) -> list[str]:
     return sorted({survey.splits_of[key] for key in content.keys if key in survey.splits_of})
+
+
+def _some(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _count_shards(manifest: Manifest) -> int:
@@ -265,8 +277,8 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
         ("shards", f"{_count_shards(manifest):,}"),
         ("size", format_bytes(total)),
         ("rejects", f"{sum(manifest.rejects.values()):,}"),
-        ("picture", (f"{size[1]} × {size[0]}" if size else "as it comes") + f" {colors}"),
-        ("form", f"{manifest.encoding}, {manifest.schema}"),
+        (f"pictures, {colors}", f"{size[1]} × {size[0]}" if size else "any size"),
+        ("encoding", manifest.encoding),
     ]
 
 
@@ -274,8 +286,10 @@ def format_bytes(number: float) -> str:
     """Returns a size to three digits, in powers of 1000."""
     for unit, power in (("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):
         if number >= 10**power:
-            return f"{number / 10**power:.3g} {unit}" if number < 999.5 * 10**power else (
-                f"{number / 10**power:.0f} {unit}"
+            return (
+                f"{number / 10**power:.3g} {unit}"
+                if number < 999.5 * 10**power
+                else (f"{number / 10**power:.0f} {unit}")
             )
     return f"{number:.0f} B"
 
@@ -364,8 +378,10 @@ def _configuration(config: Mapping[str, Any]) -> list[tuple[str, str]]:
         if isinstance(value, dict):
             rows += [(f"{name}.{part}", _shown(inner)) for part, inner in value.items()]
         elif name == "inputs":
-            rows += [("input", f"{s['split']}={s['pattern']}" if s["split"] else s["pattern"])
-                     for s in value]
+            rows += [
+                ("input", f"{s['split']}={s['pattern']}" if s["split"] else s["pattern"])
+                for s in value
+            ]
         else:
             rows.append((name, _shown(value)))
     return rows

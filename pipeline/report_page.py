@@ -43,21 +43,22 @@ a { color: inherit; }
 .notes { list-style: none; margin: 1rem 0 0; padding: 0; display: grid; gap: .5rem; }
 .notes li { display: flex; gap: .75rem; align-items: baseline; padding: .5rem .875rem;
   border-radius: .5rem; overflow-wrap: anywhere; }
-.notes b { flex: none; font-size: .8125rem; width: 2.75rem; }
+.notes b { flex: none; font-size: .8125rem; width: 2.5rem; }
 .notes .good { background: var(--good-fill); } .notes .good b { color: var(--good); }
 .notes .look { background: var(--look-fill); } .notes .look b { color: var(--look); }
-.grid { display: grid; gap: 1rem; align-items: start;
+.grid { display: grid; gap: 1rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: .75rem;
   padding: 1rem; margin: 0; min-width: 0; }
-.card + .card { margin-top: 0; }
-.stack { display: grid; gap: 1rem; }
-.card svg { display: block; width: 100%; height: auto; max-width: 34rem; margin: .25rem auto 0;
+.wide { grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
+.stack { display: grid; gap: 1rem; align-content: start; min-width: 0; }
+.card svg { display: block; width: 100%; height: auto; max-width: 27rem; margin: .25rem auto 0;
   stroke-linejoin: round; }
 figcaption { margin-top: .5rem; }
 .scroll { overflow-x: auto; }
+figure table { font-size: .875rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9375rem; }
-th, td { text-align: left; vertical-align: top; padding: .375rem .75rem .375rem 0;
+th, td { text-align: left; vertical-align: top; padding: .375rem .625rem .375rem 0;
   border-bottom: 1px solid var(--line); unicode-bidi: isolate; }
 th { color: var(--muted); font-weight: 500; font-size: .8125rem; }
 tr:last-child > td { border-bottom: 0; }
@@ -72,16 +73,17 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.
 summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere; }
 summary .quiet { font-weight: 400; }
 details > :nth-child(2) { margin-top: .75rem; }
-.sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(5rem, 1fr)); gap: .375rem;
-  margin: .25rem 0 .875rem; }
+.sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(4.25rem, 1fr));
+  gap: .375rem; margin: .25rem 0 .875rem; }
 .sheet:last-child { margin-bottom: 0; }
-.sheet img { width: 100%; aspect-ratio: 1; object-fit: contain; background: var(--page);
-  border-radius: .375rem; display: block; }
+.sheet img { width: 100%; height: auto; aspect-ratio: 1; object-fit: contain;
+  background: var(--page); border-radius: .375rem; display: block; }
 .sheet img.tiny { image-rendering: pixelated; }
 .split { display: inline-block; width: .625rem; height: .625rem; border-radius: .1875rem;
   margin-right: .375rem; }
 footer { margin-top: 3rem; padding-bottom: 2rem; color: var(--muted); font-size: .8125rem; }
 @media (min-width: 60rem) { .sheet { grid-template-columns: repeat(12, minmax(0, 1fr)); } }
+@media (max-width: 40rem) { .spare { display: none; } th, td { padding-right: .5rem; } }
 @media print { body { background: none; } .card { break-inside: avoid; } }
 """
 
@@ -125,14 +127,14 @@ style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
 </figure>
 {% endif %}
 <div class="card"><div class="scroll"><table>
-<thead><tr><th>class</th><th class="number">id</th>
+<thead><tr><th>class</th><th class="number spare">id</th>
 {% for split in splits %}
 <th class="number"><bdi>{{ split.name }}</bdi></th>
 {% endfor %}
 <th class="number">all</th></tr></thead>
 <tbody>
 {% for row in classes %}
-<tr><td class="name">{{ row.label }}</td><td class="number">{{ row.id }}</td>
+<tr><td class="name">{{ row.label }}</td><td class="number spare">{{ row.id }}</td>
 {% for number in row.counts %}
 <td class="number{{ '' if number else ' zero' }}">{{ number | count }}</td>
 {% endfor %}
@@ -142,7 +144,7 @@ style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
 <tr><td class="quiet" colspan="{{ splits | length + 3 }}">\
 and {{ (manifest.labels | length - classes | length) | count }} more, in dataset.json</td></tr>
 {% endif %}
-<tr class="total"><td>all</td><td></td>
+<tr class="total"><td>all</td><td class="spare"></td>
 {% for split in splits %}
 <td class="number">{{ split.records | count }}</td>
 {% endfor %}
@@ -186,14 +188,11 @@ split; records lie in the order of a hash, so these are a sample. Keys show unde
 <figcaption>Upright, before resizing. {{ ranges.source_width | span }} wide, \
 {{ ranges.source_height | span }} high, in pixels. Darker or brighter: more records, on a \
 logarithmic scale.</figcaption></figure>
-<div class="stack">
-<figure class="card"><h3>Aspect ratio</h3>{{ plots.aspects }}</figure>
-</div>
-<div class="stack">
+<figure class="card"><h3>Aspect ratio</h3>{{ plots.aspects }}
+<figcaption>Bins of equal ratio, an eighth of an octave wide.</figcaption></figure>
 <figure class="card"><h3>File size</h3>{{ plots.source_bytes }}
 <figcaption>{{ ranges.source_bytes.low | bytes }} to {{ ranges.source_bytes.high | bytes }}, \
 mean {{ ranges.source_bytes.mean | bytes }}.</figcaption></figure>
-</div>
 </div>
 
 <h2 id="records">Records</h2>
@@ -213,7 +212,7 @@ to be decoded.{% if moments %} Over all pixels of the training split: {{ moments
 <th class="number">largest</th><th class="number">all</th></tr></thead>
 <tbody>
 {% for split in splits %}
-<tr><td class="name"><bdi>{{ split.name }}</bdi></td>\
+<tr><td><bdi>{{ split.name }}</bdi></td>\
 <td class="number">{{ split.shards | length | count }}</td>\
 {% if split.shards %}
 <td class="number">{{ split.shards | min | bytes }}</td>\
@@ -264,7 +263,7 @@ in rejects.jsonl</td></tr>
 <div class="scroll"><table>
 <thead><tr><th>labels</th><th>splits</th><th>keys</th></tr></thead>
 <tbody>
-{% for content in contents[:most_listed] %}
+{% for content in contents[:most_contents] %}
 <tr><td class="name{{ ' zero' if content.labels | length > 1 else '' }}">\
 {% for label in content.labels[:8] %}
 <bdi>{{ label | cut }}</bdi>{{ ', ' if not loop.last else '' }}\
@@ -272,13 +271,13 @@ in rejects.jsonl</td></tr>
 </td>
 <td>{{ content | splits_of | join(', ') }}</td>
 <td class="name">\
-{% for key in content.keys[:8] %}
+{% for key in content.keys[:4] %}
 <code>{{ key | cut }}</code>{{ ', ' if not loop.last else '' }}\
 {% endfor %}
-{{ ' and %d more' % (content.keys | length - 8) if content.keys | length > 8 else '' }}</td></tr>
+{{ ' and %d more' % (content.keys | length - 4) if content.keys | length > 4 else '' }}</td></tr>
 {% endfor %}
-{% if contents | length > most_listed %}
-<tr><td class="quiet" colspan="3">and {{ (contents | length - most_listed) | count }} more, in \
+{% if contents | length > most_contents %}
+<tr><td class="quiet" colspan="3">and {{ (contents | length - most_contents) | count }} more, in \
 duplicates.jsonl</td></tr>
 {% endif %}
 </tbody></table></div>
@@ -286,14 +285,14 @@ duplicates.jsonl</td></tr>
 {% endif %}
 
 <h2 id="again">Make it again, read it</h2>
-<div class="grid">
-<div class="card"><h3>The command</h3>
-<pre id="command">{{ command }}</pre></div>
-<div class="card"><h3>With tpufeed's reader</h3><pre id="reader">{{ reader }}</pre></div>
-<div class="card"><h3>With TensorFlow alone</h3><pre id="plain-reader">{{ plain_reader }}</pre></div>
+<div class="grid wide">
+<div class="stack"><div class="card"><h3>The command</h3><pre id="command">{{ command }}</pre></div>
+<div class="card"><h3>With tpufeed's reader</h3><pre id="reader">{{ reader }}</pre></div></div>
+<div class="card"><h3>With TensorFlow alone</h3>
+<pre id="plain-reader">{{ plain_reader }}</pre></div>
 </div>
-<p class="quiet small">Equal inputs and equal versions of the libraries give equal bytes. Options of Beam, \
-such as the number of workers, change none. The folder must be empty, or add --overwrite.</p>
+<p class="quiet small">Equal inputs and equal versions of the libraries give equal bytes. Options of \
+Beam, such as the number of workers, change none. The folder must be empty, or add --overwrite.</p>
 
 <h2 id="configuration">Configuration</h2>
 <div class="grid">
@@ -303,7 +302,8 @@ such as the number of workers, change none. The folder must be empty, or add --o
 {% endfor %}
 </tbody></table></div>
 <div class="card"><h3>Made with</h3><table><tbody>
-<tr><td class="quiet">fingerprint</td><td class="name"><code>{{ manifest.fingerprint }}</code></td></tr>
+<tr><td class="quiet">fingerprint</td>\
+<td class="name"><code>{{ manifest.fingerprint }}</code></td></tr>
 <tr><td class="quiet">tpufeed</td><td class="name"><code>{{ manifest.tpufeed }}</code></td></tr>
 {% for term, value in manifest.libraries.items() %}
 <tr><td class="quiet">{{ term }}</td><td class="name"><code>{{ value }}</code></td></tr>
@@ -311,8 +311,8 @@ such as the number of workers, change none. The folder must be empty, or add --o
 </tbody></table></div>
 </div>
 </main>
-<footer>Written by tpufeed report {{ version }}, from dataset.json, index/ and the records shown. It \
-does not read every byte; tpufeed verify does.</footer>
+<footer>Written by tpufeed report {{ version }}, from dataset.json, index/ and the records shown. \
+It does not read every byte; tpufeed verify does.</footer>
 </body>
 </html>
 """

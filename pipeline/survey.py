@@ -240,9 +240,7 @@ def shares(manifest: Manifest, *, most: int, most_each: int = 12) -> dict[tuple[
     return dict.fromkeys(cells[:most], each)
 
 
-def _pick(
-    table: Any, *, split: str, shard: Shard, wants: dict[tuple[str, int], int]
-) -> list[Pick]:
+def _pick(table: Any, *, split: str, shard: Shard, wants: dict[tuple[str, int], int]) -> list[Pick]:
     """Takes the first records of each class that is still wanted; counts `wants` down."""
     classes = table["class"].to_numpy()
     order = np.argsort(classes, kind="stable")

@@ -105,9 +105,7 @@ def _read_shard(directory: str, manifest: Manifest, picks: Iterable[Pick]) -> It
         raise DataError(f"{shard}: {said}: run tpufeed verify {directory}") from error
 
 
-def _open_picture(
-    data: bytes, size: tuple[int, int] | None, manifest: Manifest
-) -> Image.Image:
+def _open_picture(data: bytes, size: tuple[int, int] | None, manifest: Manifest) -> Image.Image:
     mode = "RGB" if manifest.channels == 3 else "L"
     if manifest.encoding == "raw":
         assert size is not None, "raw is written with schema flowers only, which has sizes"
