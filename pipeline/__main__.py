@@ -162,7 +162,10 @@ def _report(args: argparse.Namespace) -> int:
 def _diff(args: argparse.Namespace) -> int:
     from pipeline.diff import compare_datasets
 
-    difference = compare_datasets(args.old, args.new)
+    try:
+        difference = compare_datasets(args.old, args.new)
+    except (ValueError, OSError) as error:  # 1 says that they differ, so this is 2, as of diff
+        raise UsageError(str(error)) from error
     print(difference.json if args.json else difference)
     return 0 if difference.equal else 1
 

@@ -62,6 +62,7 @@ th, td { text-align: left; vertical-align: top; padding: .375rem .625rem .375rem
   border-bottom: 1px solid var(--line); unicode-bidi: isolate; }
 th { color: var(--muted); font-weight: 500; font-size: .8125rem; }
 tr:last-child > td { border-bottom: 0; }
+td.term { color: var(--muted); white-space: nowrap; }
 td.name { overflow-wrap: anywhere; min-width: 7rem; }
 th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 th:last-child, td:last-child { padding-right: 0; }
@@ -83,7 +84,15 @@ details > :nth-child(2) { margin-top: .75rem; }
   margin-right: .375rem; }
 footer { margin-top: 3rem; padding-bottom: 2rem; color: var(--muted); font-size: .8125rem; }
 @media (min-width: 60rem) { .sheet { grid-template-columns: repeat(12, minmax(0, 1fr)); } }
-@media (max-width: 40rem) { .spare { display: none; } th, td { padding-right: .5rem; } }
+@media (max-width: 40rem) {
+  .spare, .rows thead { display: none; }
+  table { font-size: .875rem; }
+  th, td { padding-right: .5rem; }
+  td.name { min-width: 5rem; }
+  .rows td { display: block; padding: .125rem 0; border: 0; }
+  .rows td:last-child { padding-bottom: .5rem; border-bottom: 1px solid var(--line); }
+  .rows tr:last-child > td:last-child { border: 0; }
+}
 @media print { body { background: none; } .card { break-inside: avoid; } }
 """
 
@@ -234,7 +243,7 @@ to be decoded.{% if moments %} Over all pixels of the training split: {{ moments
 {% for reason in rejects %}
 <details class="card"{{ ' open' if loop.first else '' }}>
 <summary>{{ reason.reason }} <span class="quiet">{{ reason.count | count }}</span></summary>
-<div class="scroll"><table>
+<div class="scroll"><table class="rows">
 <thead><tr><th>path</th><th>what was said</th></tr></thead>
 <tbody>
 {% for item in reason.listed %}
@@ -260,7 +269,7 @@ in rejects.jsonl</td></tr>
 <details class="card" open>
 <summary>{{ contents | length | count }} contents under several keys <span class="quiet">\
 {{ conflicts | count }} with several labels, {{ leaks | count }} in several splits</span></summary>
-<div class="scroll"><table>
+<div class="scroll"><table class="rows">
 <thead><tr><th>labels</th><th>splits</th><th>keys</th></tr></thead>
 <tbody>
 {% for content in contents[:most_contents] %}
@@ -291,22 +300,23 @@ duplicates.jsonl</td></tr>
 <div class="card"><h3>With TensorFlow alone</h3>
 <pre id="plain-reader">{{ plain_reader }}</pre></div>
 </div>
-<p class="quiet small">Equal inputs and equal versions of the libraries give equal bytes. Options of \
-Beam, such as the number of workers, change none. The folder must be empty, or add --overwrite.</p>
+<p class="quiet small">Equal inputs and equal versions of the libraries give equal bytes. Options \
+of Beam, such as the number of workers, change none. The folder must be empty, or add \
+--overwrite.</p>
 
 <h2 id="configuration">Configuration</h2>
 <div class="grid">
 <div class="card"><h3>As it was given</h3><table><tbody>
 {% for term, value in configuration %}
-<tr><td class="quiet">{{ term }}</td><td class="name"><code>{{ value | cut }}</code></td></tr>
+<tr><td class="term">{{ term }}</td><td class="name"><code>{{ value | cut }}</code></td></tr>
 {% endfor %}
 </tbody></table></div>
 <div class="card"><h3>Made with</h3><table><tbody>
-<tr><td class="quiet">fingerprint</td>\
+<tr><td class="term">fingerprint</td>\
 <td class="name"><code>{{ manifest.fingerprint }}</code></td></tr>
-<tr><td class="quiet">tpufeed</td><td class="name"><code>{{ manifest.tpufeed }}</code></td></tr>
+<tr><td class="term">tpufeed</td><td class="name"><code>{{ manifest.tpufeed }}</code></td></tr>
 {% for term, value in manifest.libraries.items() %}
-<tr><td class="quiet">{{ term }}</td><td class="name"><code>{{ value }}</code></td></tr>
+<tr><td class="term">{{ term }}</td><td class="name"><code>{{ value }}</code></td></tr>
 {% endfor %}
 </tbody></table></div>
 </div>
