@@ -213,8 +213,6 @@ def observe(
 
 
 def _observe_classes(manifest: Manifest) -> list[str]:
-    if not manifest.records:
-        return ["There are no records"]
     looks = []
     if len(manifest.labels) == 1:
         looks.append(f"There is one class only, {visible(manifest.labels[0])}")
@@ -242,9 +240,7 @@ def _observe_classes(manifest: Manifest) -> list[str]:
 def _observe_contents(survey: Survey, contents: Sequence[Content]) -> list[str]:
     looks = []
     if conflicts := sum(len(content.labels) > 1 for content in contents):
-        looks.append(
-            f"{_some(conflicts, 'content')} under several labels, of which at most one is right"
-        )
+        looks.append(f"{_some(conflicts, 'content')} under several labels: one at most is right")
     if leaks := sum(len(_splits_of(content, survey)) > 1 for content in contents):
         looks.append(f"{_some(leaks, 'content')} in several splits: what is tested was trained on")
     if contents and not conflicts and not leaks:
@@ -342,8 +338,6 @@ def _arrange(
 
 
 def _draw(manifest: Manifest, survey: Survey) -> dict[str, str]:
-    if not manifest.records:
-        return {}
     from pipeline import plots
 
     counts = {name: split.classes for name, split in manifest.splits.items()}

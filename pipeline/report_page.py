@@ -127,14 +127,12 @@ style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
 
 <h2 id="classes">Classes and splits</h2>
 <div class="grid">
-{% if plots.classes %}
 <figure class="card">{{ plots.classes }}
 {% if manifest.labels | length > most_bars %}
 <figcaption>The {{ most_bars }} largest of {{ manifest.labels | length | count }} classes.\
 </figcaption>
 {% endif %}
 </figure>
-{% endif %}
 <div class="card"><div class="scroll"><table>
 <thead><tr><th>class</th><th class="number spare">id</th>
 {% for split in splits %}
@@ -161,7 +159,6 @@ and {{ (manifest.labels | length - classes | length) | count }} more, in dataset
 </tbody></table></div></div>
 </div>
 
-{% if sheets %}
 <h2 id="pictures">Pictures</h2>
 <p class="quiet small">Out of the records themselves, made small. The first of each class in each \
 split; records lie in the order of a hash, so these are a sample. Keys show under the pointer.\
@@ -188,9 +185,7 @@ split; records lie in the order of a hash, so these are a sample. Keys show unde
 </details>
 {% endfor %}
 </div>
-{% endif %}
 
-{% if plots.sides %}
 <h2 id="sources">Sources</h2>
 <div class="grid">
 <figure class="card"><h3>Width and height</h3>{{ plots.sides }}
@@ -233,7 +228,6 @@ to be decoded.{% if moments %} Over all pixels of the training split: {{ moments
 {% endfor %}
 </tbody></table></div></figure>
 </div>
-{% endif %}
 
 <h2 id="rejects">Rejects</h2>
 {% if not rejects %}
