@@ -12,7 +12,7 @@ usage() {
 usage: ./run_local.sh                       draw sample pictures, make TFRecords of them, check them,
                                             train two epochs on them
        ./run_local.sh 'GLOB' OUT [flags]    the same with your pictures; flags are those of tpufeed ingest
-       ./run_local.sh --setup-only [--with train,test]       install into .venv (with extras) and stop
+       ./run_local.sh --setup-only [--with train,report]     install into .venv (with extras) and stop
 
 The label of a picture is the name of its folder, so a GLOB ends in */* as a rule; put it in quotes:
        ./run_local.sh 'photos/*/*.jpg' out --image-size 224 --split train=0.9,validation=0.1
@@ -79,7 +79,7 @@ is_usable() { # whether .venv can be installed into: whole, not moved, and of th
 
 join_extras() { # join_extras LIST LIST: every extra that is in one of them, with commas between
     local extra joined=''
-    for extra in train test; do
+    for extra in train report test; do
         [[ ,$1,$2, == *",$extra,"* ]] && joined=$joined,$extra
     done
     printf '%s\n' "${joined#,}"
@@ -178,8 +178,8 @@ main() {
         elif (($# != 1)); then
             fail 2 "--setup-only: takes nothing but --with EXTRA[,EXTRA]; see ./run_local.sh --help"
         fi
-        [[ $extras =~ ^((train|test)(,(train|test))*)?$ ]] ||
-            fail 2 "--with $extras: must be train, test or train,test"
+        [[ $extras =~ ^((train|report|test)(,(train|report|test))*)?$ ]] ||
+            fail 2 "--with $extras: must be of train, report and test, with commas between"
         set_up "$extras"
         ;;
     '')

@@ -18,7 +18,11 @@ INSTALL_REQUIRES = [
     "simplejpeg>=1.9,<1.10",
 ]
 
+# Only who looks at a data set needs these; workers do not.
+REPORT = ["jinja2>=3.1,<4", "matplotlib>=3.10,<4"]
+
 EXTRAS_REQUIRE = {
+    "report": REPORT,
     "train": [
         "tensorflow>=2.21,<2.22",
         # 1.21 is the one built for TensorFlow 2.21. On Python 3.10 it asks for protobuf <= 6.32,
@@ -26,6 +30,7 @@ EXTRAS_REQUIRE = {
         'tensorflow-transform>=1.21,<1.22; python_version >= "3.11"',
     ],
     "test": [
+        *REPORT,
         "gcp-storage-emulator",
         "ipykernel",
         "mypy",

@@ -67,7 +67,7 @@ def test_help_installs_nothing(checkout):
         (["photos/*/*", "--shards"], "OUT: missing after the glob photos/*/*"),
         (["a.jpg", "b.jpg", "out"], "out: is neither GLOB nor OUT nor a flag; put the glob in"),
         ([""], "GLOB: must not be empty"),
-        (["--setup-only", "--with", "tests"], "--with tests: must be train, test or train,test"),
+        (["--setup-only", "--with", "tests"], "--with tests: must be of train, report"),
         (["--setup-only", "now"], "--setup-only: takes nothing but --with"),
     ],
 )
