@@ -261,7 +261,8 @@ in rejects.jsonl</td></tr>
 <p class="quiet">No content stands under several keys.</p>
 {% else %}
 <details class="card" open>
-<summary>{{ contents | length | count }} contents under several keys <span class="quiet">\
+<summary>{{ contents | length | count }} content{{ '' if contents | length == 1 else 's' }} \
+under several keys <span class="quiet">\
 {{ conflicts | count }} with several labels, {{ leaks | count }} in several splits</span></summary>
 <div class="scroll"><table class="rows">
 <thead><tr><th>labels</th><th>splits</th><th>keys</th></tr></thead>
