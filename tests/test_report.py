@@ -214,10 +214,10 @@ def rows_of(*rows):
 def test_records_fall_into_their_bins():
     tally = survey._Tally(channels=3, image_size=(30, 40))
     tally.add(rows_of((40, 30, [4, 4]), (39, 30, [3, 4]), (400, 300, [255, 255])))
-    tally.add(rows_of((1, 1, [0, 9]), (10**6, 29, [0, 0])))
+    tally.add(rows_of((1, 1, [1, 9]), (10**6, 29, [0, 0])))
     tally.add(rows_of())
     means = np.zeros(MEAN_BINS, int)
-    for level in (4, 3.5, 255, 4.5, 0):
+    for level in (4, 3.5, 255, 5, 0):
         means[int(level // 4)] += 1
     assert np.array_equal(tally.means, [means] * 3)
     assert (tally.flat, tally.smaller, tally.records) == (3, 3, 5)
