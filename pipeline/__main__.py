@@ -18,9 +18,11 @@ from pipeline.config import (
     make_analyze_arguments,
     make_export_config,
     make_ingest_config,
+    make_launch_config,
     make_parser,
     make_train_config,
     parse_compare,
+    split_train_flags,
 )
 from pipeline.messages import OneLineFormatter
 
@@ -35,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code: 0 done, 2 wrong from the arguments alone, 1 anything else.
     """
     parser = make_parser()
-    args, rest = parser.parse_known_args(argv)
+    words, train_flags = split_train_flags(sys.argv[1:] if argv is None else argv)
+    args, rest = parser.parse_known_args(words)
     if args.version:
         print(f"tpufeed {__version__}")
         return 0
@@ -43,8 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("no command: give one of ingest, verify, inspect")
     try:
         if rest and args.command != "ingest" and args.command not in NOT_YET:
-            raise UsageError(f"{rest[0]}: tpufeed {args.command} has no such argument")
-        return _run_command(args, rest)
+            hint = "; flags of tpufeed train go after --" if args.command == "launch" else ""
+            raise UsageError(f"{rest[0]}: tpufeed {args.command} has no such argument{hint}")
+        return _run_command(args, train_flags if args.command == "launch" else rest)
     except Exception as error:
         if args.debug:
             traceback.print_exc()
@@ -65,6 +69,8 @@ def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
         raise UsageError(f"not yet available in tpufeed {__version__}")
     if args.command == "ingest":
         return _ingest(args, rest)
+    if args.command == "launch":
+        return _launch(args, rest)
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "verify": _verify,
         "inspect": _inspect,
@@ -197,6 +203,16 @@ def _train(args: argparse.Namespace) -> int:
         print(compare_modes(config, modes, note=note))
     else:
         train(config, report=report, note=note)
+    return 0
+
+
+def _launch(args: argparse.Namespace, train_flags: list[str]) -> int:
+    config = make_launch_config(args, train_flags)
+    # What the client libraries log comes again in the one line of the error.
+    logging.basicConfig(level=logging.DEBUG if args.debug else logging.CRITICAL)
+    from pipeline.launch import launch
+
+    launch(config, note=lambda text: print(text, flush=True))
     return 0
 
 

@@ -24,12 +24,17 @@ DUPLICATE_MODES = ("keep", "together", "drop")
 MODES = ("eager", "graph", "xla")
 OPTIMIZERS = ("sgd", "adam")
 AUGMENTATIONS = ("flip", "saturation")
+BACKENDS = ("local", "vertex")
+RUN_LABEL = "tpufeed-run"
 MODELS = ("lenet5", "convnet", "squeezenet")
 MODEL_FORMS = f"{', '.join(MODELS)}, keras:NAME, FILE.py:FUNCTION"
 SCALINGS = ("auto", "unit", "standard", "none")
 _OTHER_MODEL = re.compile(r"keras:\w+|.+\.py:\w+", re.DOTALL)
 _SIZE = re.compile(r"(\d+)(?:x(\d+))?")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
+_RUN_NAME = re.compile(r"[a-z0-9](?:[-_a-z0-9]{0,61}[a-z0-9])?")
+_LABEL = re.compile(r"([a-z][-_a-z0-9]{0,62})=([-_a-z0-9]{0,63})")
+_DURATION = re.compile(r"(\d+)([smhd]?)")
 _GIVEN_SPLIT = re.compile(r"([A-Za-z0-9_]+)=(.*)", re.DOTALL)
 # What IDX files hold is small, gray and spoilt by JPEG.
 _IDX_DEFAULTS: dict[str, Any] = {"image_size": "28", "channels": 1, "encoding": "png"}
@@ -297,6 +302,75 @@ class TrainConfig:
         return {**dataclasses.asdict(self), "schedule": dataclasses.asdict(self.rates)}
 
 
+@dataclasses.dataclass(frozen=True)
+class LaunchConfig:
+    """What `tpufeed launch` is to do.
+
+    Attributes:
+      backend: one of BACKENDS.
+      train: what the job is to do; None with `job`.
+      train_flags: the flags of `tpufeed train` as given, without --data and --output.
+      run: the run's name, also the job's label RUN_LABEL; None for one made of data and flags.
+      project: of Google Cloud.
+      region: of Google Cloud.
+      image: made of docker/trainer.Dockerfile.
+      machine_type: of Vertex AI.
+      tpu_topology: of Vertex AI; None for the one of a single host.
+      hosts: machines; must be those of the topology.
+      spot: whether the machines may be taken back at any time.
+      timeout: seconds that the job may run.
+      service_account: whom the job acts as; None for the service's own.
+      labels: further labels of the job.
+      detach: whether to return once the job is submitted.
+      job: an existing job to follow; None to submit one.
+      endpoint: another address of the service; None for the region's.
+      poll: seconds between two looks at the job.
+    """
+
+    backend: str
+    train: TrainConfig | None = None
+    train_flags: tuple[str, ...] = ()
+    run: str | None = None
+    project: str | None = None
+    region: str | None = None
+    image: str | None = None
+    machine_type: str = "ct5lp-hightpu-1t"
+    tpu_topology: str | None = None
+    hosts: int = 1
+    spot: bool = False
+    timeout: int = 86_400
+    service_account: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    detach: bool = False
+    job: str | None = None
+    endpoint: str | None = None
+    poll: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Checks each field, and what they say about each other.
+
+        Raises:
+          UsageError: names the flag, the value, what is allowed and the remedy.
+        """
+        _one_of("--backend", self.backend, BACKENDS)
+        if self.run is not None and not _RUN_NAME.fullmatch(self.run):
+            raise UsageError(
+                f"--run {self.run}: allowed are up to 63 lower-case letters, digits, - and _, as "
+                "in flowers-2026-01-31"
+            )
+        if self.hosts < 1:
+            raise UsageError(f"--hosts {self.hosts}: must be 1 or more")
+        if not 1 <= self.timeout <= 30 * 86_400:
+            raise UsageError(f"--timeout {self.timeout}s: allowed are 1s to 30d")
+        if not 0 < self.poll < math.inf:
+            raise UsageError(f"--poll {self.poll:g}: must be more than 0")
+        for flag, on in (("--detach", self.detach), ("--job", self.job)):
+            if on and self.backend == "local":
+                raise UsageError(f"{flag}: a local run ends with this command; drop the flag")
+        if self.job is None and (self.train is None or self.train.output is None):
+            raise UsageError("--output: not given, so nothing of the run would be kept; give it")
+
+
 class _Parser(argparse.ArgumentParser):
     """Errors on one line, with the remedy; no abbreviated flags."""
 
@@ -343,6 +417,7 @@ def make_parser() -> argparse.ArgumentParser:
     devices.add_argument("--json", action="store_true", help="print JSON")
     _add_train(commands)
     _add_serving(commands)
+    _add_launch(commands)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
     for name in NOT_YET:
@@ -350,7 +425,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-NOT_YET = ("plan", "launch")
+NOT_YET = ("plan",)
 _DIFF_EPILOG = """\
 Exit codes: 0 equal (in shards, order and bytes, whatever the configuration and the libraries);
 1 different; 2 wrong arguments, or a folder that is no complete data set."""
@@ -464,6 +539,49 @@ def _add_serving(commands: Any) -> None:
     predict.add_argument("--json", action="store_true", help="print a line of JSON a file")
 
 
+_LAUNCH_EPILOG = """\
+What comes after -- are flags of tpufeed train. The machine types and topologies are in docs/gcp.md.
+
+example:
+  tpufeed launch --data records --backend local --output run -- --model lenet5 --epochs 1
+  tpufeed launch --data gs://bucket/records --backend vertex --output gs://bucket/run \\
+      --project P --region us-west1 --image IMAGE --machine-type ct5lp-hightpu-4t \\
+      -- --model convnet --epochs 20
+
+Exit codes: 0 the job succeeded (with --detach: was submitted), 2 wrong from the arguments alone,
+1 anything else. Ctrl-C leaves a job on Vertex AI running and ends a local one; both are exit 1."""
+
+
+def _add_launch(commands: Any) -> None:
+    parser = commands.add_parser(
+        "launch",
+        help="submit a training job and follow it",
+        usage="tpufeed launch --data DIR --backend B --output RUN [flags] -- <train flags>",
+        epilog=_LAUNCH_EPILOG,
+    )
+    add = parser.add_argument
+    add("--data", action="append", metavar="DIR", help="from ingest; repeatable")
+    add("--backend", required=True, metavar="B", help=_choices(BACKENDS, "required"))
+    add("--output", metavar="RUN", help="a new folder for the run; gs:// with vertex")
+    add(
+        "--run", metavar="NAME", help="a second launch of this name finds the job (default: a hash)"
+    )
+    add("--project", metavar="P", help="of Google Cloud")
+    add("--region", metavar="R", help="of Google Cloud, as us-west1")
+    add("--image", metavar="IMAGE", help="made of docker/trainer.Dockerfile")
+    add("--machine-type", default="ct5lp-hightpu-1t", metavar="M", help="(ct5lp-hightpu-1t)")
+    add("--tpu-topology", metavar="T", help="as 2x2 (default: that of one machine)")
+    add("--hosts", type=int, default=1, metavar="N", help="machines of the topology (1)")
+    add("--spot", action="store_true", help="cheaper machines that may be taken back")
+    add("--timeout", default="24h", metavar="TIME", help="ends the job, as 90m, 24h, 7d (24h)")
+    add("--service-account", metavar="EMAIL", help="whom the job acts as")
+    add("--labels", metavar="K=V,...", help="of the job, for bills")
+    add("--detach", action="store_true", help="return once the job is submitted")
+    add("--job", metavar="NAME", help="follow a job that was submitted before")
+    add("--endpoint", metavar="URL", help="of the service (default: the region's)")
+    add("--poll", type=float, default=10.0, metavar="S", help="seconds between two looks (10)")
+
+
 def _choices(names: Sequence[str], default: str) -> str:
     return f"{', '.join(names)} ({default})"
 
@@ -561,6 +679,95 @@ def make_train_config(args: argparse.Namespace) -> TrainConfig:
     if args.schedule is None:
         return config
     return dataclasses.replace(config, schedule=_parse_schedule(args.schedule, config.rates.peak))
+
+
+def split_train_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns what comes before the first -- of `tpufeed launch`, and what comes after it.
+
+    argparse would take it for the end of its own options, in a way of each version's own.
+    """
+    words = list(argv)
+    command = next((word for word in words if not word.startswith("-")), None)
+    if command != "launch" or "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def make_launch_config(args: argparse.Namespace, train_flags: Sequence[str]) -> LaunchConfig:
+    """Returns the checked configuration.
+
+    Args:
+      args: what comes before --.
+      train_flags: what comes after it.
+
+    Raises:
+      UsageError: the arguments are wrong.
+    """
+    names = ("output", "run", "project", "region", "image", "tpu_topology", "service_account")
+    for flag in (*names, "job", "endpoint"):
+        if getattr(args, flag) == "":
+            name = flag.replace("_", "-")
+            raise UsageError(f"--{name} '': is empty; give a value or drop the flag")
+    if args.job and (args.data or train_flags or args.output):
+        raise UsageError(f"--job {args.job}: has its data and flags; drop --data, --output and --")
+    train = None if args.job else _parse_train_flags(args, train_flags)
+    same = (*names[1:], "backend", "machine_type", "hosts", "spot", "detach", "endpoint", "poll")
+    return LaunchConfig(
+        train=train,
+        train_flags=_without_output(train_flags),
+        timeout=_parse_duration(args.timeout),
+        labels=_parse_labels(args.labels) if args.labels else (),
+        job=args.job,
+        **{name: getattr(args, name) for name in same},
+    )
+
+
+def _parse_train_flags(args: argparse.Namespace, flags: Sequence[str]) -> TrainConfig:
+    if not args.data:
+        raise UsageError("--data: give at least one folder that tpufeed ingest made")
+    data = [f"--data={folder}" for folder in args.data]
+    output = [f"--output={args.output}"] if args.output else []
+    parser = make_parser()
+    parsed, rest = parser.parse_known_args(["train", *data, *output, *flags])
+    if rest:
+        raise UsageError(f"{rest[0]}: tpufeed train has no such argument")
+    if len(parsed.data) > len(args.data):
+        raise UsageError("--data: give it before --")
+    if args.output and parsed.output != args.output:
+        raise UsageError(f"--output {parsed.output}: is given twice, before -- and after it")
+    parse_compare(parsed)
+    return make_train_config(parsed)
+
+
+def _without_output(flags: Sequence[str]) -> tuple[str, ...]:
+    kept, words = [], iter(flags)
+    for word in words:
+        if word == "--output":
+            next(words, None)
+        elif not word.startswith("--output="):
+            kept.append(word)
+    return tuple(kept)
+
+
+def _parse_duration(text: str) -> int:
+    found = _DURATION.fullmatch(text)
+    if not found:
+        raise UsageError(f"--timeout {text}: must be a time such as 3600, 90m, 24h or 7d")
+    return int(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
+
+
+def _parse_labels(text: str) -> tuple[tuple[str, str], ...]:
+    labels: dict[str, str] = {}
+    for part in text.split(","):
+        found = _LABEL.fullmatch(part)
+        if not found or found[1] in labels or found[1] == RUN_LABEL:
+            raise UsageError(
+                f"--labels {text}: {part!r}: give each KEY=VALUE once, of lower-case letters, "
+                f"digits, - and _; {RUN_LABEL} is --run"
+            )
+        labels[found[1]] = found[2]
+    return tuple(sorted(labels.items()))
 
 
 def make_export_config(args: argparse.Namespace) -> ExportConfig:

@@ -50,6 +50,7 @@ FLOORS = {
     "pipeline.dataset": 9,
     "pipeline.summary": 9,
     "pipeline.verify": 9,
+    "pipeline.vertex": 9,
     "pipeline.learner": 10,
     "pipeline.ingest": 10,
     "pipeline.transform_fn": 10,
@@ -58,6 +59,7 @@ FLOORS = {
     "pipeline.history": 11,
     "pipeline.train": 12,
     "pipeline.export": 14,
+    "pipeline.launch": 10,
     "pipeline.predict": 15,
     "pipeline.__main__": 16,
 }
