@@ -32,6 +32,14 @@ TEST_SPLITS = ("validation", "test")
 _ALIKE = ("schema", "labels", "image_size", "channels", "encoding")
 _HISTORY = "history.json"
 _SECONDS_TO_END = 20
+# This very code, not a folder `pipeline` of the one that this is called in, as -m would take.
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_START = """
+import sys
+sys.path[:0] = [sys.argv.pop(1)]
+from pipeline.__main__ import run
+run()
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +103,11 @@ def _launch(config: LaunchConfig, note: Note) -> None:
     manifests = check_data(train.data)
     run = config.run or name_run(config, [contents.fingerprint for contents in manifests])
     args = train_args(config)
-    replicas = 1 if config.backend == "local" else vertex.shape_of(config)[1].chips
-    plan = make_plan(train, manifests, replicas=replicas, hosts=config.hosts)
+    local = config.backend == "local"
+    shape = vertex.Shape(1, 1) if local else vertex.shape_of(config)[1]
+    plan = make_plan(train, manifests, replicas=shape.chips, hosts=shape.hosts)
     note(f"run {run}: {plan}")
-    if config.backend == "local":
+    if local:
         check_output(train)
         run_locally(args, run=run, output=train.output or "", note=note)
         return
@@ -228,7 +237,7 @@ def run_locally(args: Sequence[str], *, run: str, output: str, note: Note) -> No
     say("RUNNING")
     # A group of its own, so that an interrupt comes to it once, and from here.
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "train", *args],
+        [sys.executable, "-c", _START, _HERE, "train", *args],
         env={**os.environ, **environment(output)},
         stdin=subprocess.DEVNULL,
         start_new_session=True,

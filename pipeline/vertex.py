@@ -9,17 +9,19 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.config import RUN_LABEL, LaunchConfig, UsageError
+from transforms.credentials import find_credentials
 from transforms.files import is_remote
 from transforms.records import DataError
 
 Note = Callable[[str], None]
 
-_ENDED = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
+_LOST = ("FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
+_ENDED = ("SUCCEEDED", *_LOST)
 _NAME = re.compile(
     r"projects/(?P<project>[^/]+)/locations/(?P<region>[^/]+)/customJobs/(?P<id>\d+)"
 )
@@ -210,11 +212,11 @@ def run_on_vertex(
       DataError: the service refuses, or cannot be reached.
       RuntimeError: the job did not succeed, or the following was interrupted.
     """
-    name = ""
+    name = _full_name(config) if config.job else ""
     try:
         client = connect(config)
         if config.job:
-            job = _read(client, _full_name(config), config=config, note=note)
+            job = _read(client, name, config=config, note=note)
         else:
             job = _find_or_submit(client, config, run=run, args=args, before=before, note=note)
         name = job.name
@@ -226,7 +228,7 @@ def run_on_vertex(
     except KeyboardInterrupt:
         raise RuntimeError(_interrupted(name, run, config)) from None
     if problem := explain_end(job, spot=config.spot):
-        raise RuntimeError(f"{name}: {problem}")
+        raise RuntimeError(f"{name}: {problem}; its log: {_gcloud('stream-logs', name)}")
 
 
 def follow_command(name: str, config: LaunchConfig) -> str:
@@ -241,13 +243,17 @@ def _interrupted(name: str, run: str, config: LaunchConfig) -> str:
             f"run {run}: interrupted while it was being submitted, so there may be a job: the "
             f"same command with --run {run} finds it, or else submits it"
         )
-    found = _NAME.fullmatch(name)
-    assert found
     return (
         f"{name}: interrupted here, but it runs on; to follow it: {follow_command(name, config)}; "
-        f"to end it: gcloud ai custom-jobs cancel {found['id']} --project {found['project']} "
-        f"--region {found['region']}"
+        f"to end it: {_gcloud('cancel', name)}"
     )
+
+
+def _gcloud(verb: str, name: str) -> str:
+    found = _NAME.fullmatch(name)
+    assert found
+    place = f"--project {found['project']} --region {found['region']}"
+    return f"gcloud ai custom-jobs {verb} {found['id']} {place}"
 
 
 def _full_name(config: LaunchConfig) -> str:
@@ -262,9 +268,9 @@ def connect(config: LaunchConfig) -> Any:
     Raises:
       DataError: there are no Google Cloud credentials.
     """
-    import google.auth
     from google.api_core.client_options import ClientOptions
     from google.auth.credentials import AnonymousCredentials
+    from google.auth.exceptions import DefaultCredentialsError
     from google.cloud import aiplatform_v1
 
     _, region = _location(config)
@@ -272,9 +278,8 @@ def connect(config: LaunchConfig) -> Any:
         credentials = AnonymousCredentials()
     else:
         try:
-            scopes = ["https://www.googleapis.com/auth/cloud-platform"]
-            credentials, _ = google.auth.default(scopes)
-        except google.auth.exceptions.DefaultCredentialsError as error:
+            credentials = find_credentials("https://www.googleapis.com/auth/cloud-platform")
+        except DefaultCredentialsError as error:
             raise DataError(
                 "no Google Cloud credentials to submit the job with: gcloud auth "
                 "application-default login, or set GOOGLE_APPLICATION_CREDENTIALS to a key file"
@@ -297,28 +302,61 @@ def _find_or_submit(
     note: Note,
 ) -> Any:
     job = make_job(config, run=run, args=args)
-    if found := _find(client, config, job, note=note):
+    earlier = _list(client, config, run, note=note)
+    # One that failed is no reason not to try again.
+    going = [other for other in earlier if state_of(other) not in _LOST]
+    if found := _newest_alike(going, job, run=run):
         note(f"run {run}: found, so nothing is submitted")
         return found
     before()
+    known = {other.name for other in earlier}
+    try:
+        return _submit(client, config, job, run=run, known=known, note=note)
+    except _InDoubt as error:
+        raise DataError(
+            f"{error}; there may be a job all the same: the same command finds it, or else "
+            "submits it"
+        ) from error
+
+
+class _InDoubt(DataError):
+    """Requests were sent, and whether one of them did its work is not known."""
+
+
+def _submit(
+    client: Any,
+    config: LaunchConfig,
+    job: dict[str, Any],
+    *,
+    run: str,
+    known: Collection[str],
+    note: Note,
+) -> Any:
     parent = "projects/{}/locations/{}".format(*_location(config))
-    for pause in (*_pauses(config), None):
+    message, doubt, last = _to_message(job), False, Exception()
+    for pause in _pauses(config, _ATTEMPTS):
         try:
-            made = client.create_custom_job(
-                parent=parent, custom_job=_to_message(job), timeout=_SECONDS
-            )
+            made = client.create_custom_job(parent=parent, custom_job=message, timeout=_SECONDS)
             note(f"run {run}: submitted to {config.machine_type} in {parent}")
             return made
         except Exception as error:
-            if pause is None or not _passes(error):
+            if not _passes(error):
                 raise _explain_request(error, config) from error
+            doubt, last = doubt or _code(error) != _QUOTA, error
             note(f"run {run}: {_said(error)}; looking again in {pause:g} s")
         time.sleep(pause)
-        # The request may have arrived, and only its reply been lost.
-        if found := _find(client, config, job, note=note):
+        # The request may have arrived, only its reply been lost, and the job have ended since.
+        try:
+            new = [j for j in _list(client, config, run, note=note) if j.name not in known]
+        except DataError as error:
+            if doubt:
+                raise _InDoubt(str(error)) from error
+            raise
+        if found := _newest_alike(new, job, run=run):
             note(f"run {run}: it had been submitted")
             return found
-    raise AssertionError("the last pause is None")
+    text = _explain_request(last, config)
+    raise _InDoubt(str(text)) if doubt else text from last
 
 
 def _to_message(job: dict[str, Any]) -> Any:
@@ -330,24 +368,27 @@ def _to_message(job: dict[str, Any]) -> Any:
     return message
 
 
-def _find(client: Any, config: LaunchConfig, job: dict[str, Any], *, note: Note) -> Any:
-    """The newest job of the run that has not failed; None where there is none."""
+def _list(client: Any, config: LaunchConfig, run: str, *, note: Note) -> list[Any]:
+    """All jobs of the run."""
     parent = "projects/{}/locations/{}".format(*_location(config))
-    run = job["labels"][RUN_LABEL]
     request = {"parent": parent, "filter": f'labels.{RUN_LABEL}="{run}"'}
 
     def ask() -> list[Any]:
         return list(client.list_custom_jobs(request=request, timeout=_SECONDS))
 
-    found = [
-        other
-        for other in _patiently(ask, config=config, note=note)
-        if other.labels.get(RUN_LABEL) == run
-        and (state_of(other) == "SUCCEEDED" or state_of(other) not in _ENDED)
-    ]
-    if not found:
+    found = _patiently(ask, config=config, note=note)
+    return [job for job in found if job.labels.get(RUN_LABEL) == run]
+
+
+def _newest_alike(jobs: Sequence[Any], job: dict[str, Any], *, run: str) -> Any:
+    """The newest; None where there is none.
+
+    Raises:
+      DataError: it is another piece of work.
+    """
+    if not jobs:
         return None
-    newest = max(found, key=lambda other: other.create_time)
+    newest = max(jobs, key=lambda other: other.create_time)
     if _essence(newest) != _essence(_to_message(job)):
         raise DataError(
             f"--run {run}: {newest.name} has this name, but another image, machine or other "
@@ -358,10 +399,15 @@ def _find(client: Any, config: LaunchConfig, job: dict[str, Any], *, note: Note)
 
 def _essence(job: Any) -> tuple[Any, ...]:
     """What makes two jobs the same piece of work."""
-    (pool,) = job.job_spec.worker_pool_specs
-    container, machine = pool.container_spec, pool.machine_spec
-    args = [arg for arg in container.args if arg != "--resume"]
-    return (container.image_uri, args, machine.machine_type, machine.tpu_topology)
+    return tuple(
+        (
+            pool.container_spec.image_uri,
+            [arg for arg in pool.container_spec.args if arg != "--resume"],
+            pool.machine_spec.machine_type,
+            pool.machine_spec.tpu_topology,
+        )
+        for pool in job.job_spec.worker_pool_specs
+    )
 
 
 def follow(client: Any, job: Any, *, config: LaunchConfig, note: Note) -> Any:
@@ -390,15 +436,15 @@ def _read(client: Any, name: str, *, config: LaunchConfig, note: Note) -> Any:
         ) from error
 
 
-def _pauses(config: LaunchConfig) -> Iterator[float]:
+def _pauses(config: LaunchConfig, number: int) -> Iterator[float]:
     """Between the attempts at one request."""
-    for attempt in range(_ATTEMPTS - 1):
+    for attempt in range(number):
         yield min(config.poll * 2**attempt, _LONGEST_PAUSE)
 
 
 def _patiently(ask: Callable[[], Any], *, config: LaunchConfig, note: Note) -> Any:
     """Asks again, a bounded number of times, what may be asked twice."""
-    for pause in (*_pauses(config), None):
+    for pause in (*_pauses(config, _ATTEMPTS - 1), None):
         try:
             return ask()
         except Exception as error:

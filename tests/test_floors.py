@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # listed here.
 FLOORS = {
     "transforms.records": 0,
+    "transforms.credentials": 0,
     "transforms.files": 1,
     "transforms.image": 1,
     "transforms.shards": 1,

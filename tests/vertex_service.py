@@ -69,7 +69,6 @@ EMAIL = re.compile(r"[-a-z0-9]+@[-a-z0-9]+\.iam\.gserviceaccount\.com")
 IMAGE = re.compile(r"[-a-z0-9.]+(?::\d+)?/[-a-z0-9._/]+(?::[-\w.]+|@sha256:[0-9a-f]{64})?")
 FIRST_ID = 4_000_000_000_000_000_001
 PAGE = 2  # jobs, where the client does not say: so that clients must turn pages
-SECONDS_UNSEEN = 1.0  # that a state stays which nobody looks at
 STATUS = {  # HTTP status: google.rpc.Code
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -150,6 +149,7 @@ class VertexService:
       outcomes: of the next jobs.
       faults: of the next requests, by method.
       requests: (method, JSON or query) of all requests.
+      seconds_unseen: that a state stays which nobody looks at.
     """
 
     def __init__(self, folder: Path, *, port: int = 0, log: Path | None = None):
@@ -158,6 +158,7 @@ class VertexService:
         self.outcomes: collections.deque[str] = collections.deque()
         self.faults = {method: collections.deque() for method in METHODS}
         self.requests: list[tuple[str, object]] = []
+        self.seconds_unseen = 1.0
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._server = ThreadingHTTPServer(("localhost", port), _handler_of(self))
@@ -286,13 +287,13 @@ class VertexService:
     def _live(self, job: RunningJob) -> None:
         """Goes through the states; each stays until somebody saw it, or for a while."""
         for state in ("PENDING", "RUNNING"):
-            job.seen.wait(SECONDS_UNSEEN)
+            job.seen.wait(self.seconds_unseen)
             with self._lock:
                 self._set(job, state)
         if job.outcome == "run":
             end = self._execute(job)
         else:
-            job.seen.wait(SECONDS_UNSEEN)
+            job.seen.wait(self.seconds_unseen)
             if job.outcome == "hold":
                 while not (job.cancelled.wait(0.05) or job.released.is_set()):
                     pass
@@ -300,7 +301,7 @@ class VertexService:
         if job.cancelled.is_set():
             with self._lock:
                 self._set(job, "CANCELLING")
-            job.seen.wait(SECONDS_UNSEEN)
+            job.seen.wait(self.seconds_unseen)
             end = ("CANCELLED", 1, "CANCELED")
         with self._lock:
             self._set(job, *end)

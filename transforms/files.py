@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
+from transforms.credentials import find_credentials
 from transforms.records import DataError
 
 # Files under construction, inside the output folder: never matched by a glob of shards.
@@ -53,13 +54,13 @@ def _sign_in() -> None:
 
     Beam would too, after it had looked four times over, for 20 seconds and more.
     """
-    import google.auth
     from apache_beam.internal.gcp import auth
+    from google.auth.exceptions import DefaultCredentialsError
 
     try:
-        google.auth.default(["https://www.googleapis.com/auth/devstorage.read_write"])
+        find_credentials("https://www.googleapis.com/auth/devstorage.read_write")
         return
-    except google.auth.exceptions.DefaultCredentialsError as error:
+    except DefaultCredentialsError as error:
         if named := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
             reason = " ".join(str(error).split())
             raise DataError(
