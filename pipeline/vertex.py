@@ -33,6 +33,7 @@ _ATTEMPTS = 5
 _LONGEST_PAUSE = 60
 _QUOTA = 429
 _PASSING = (408, _QUOTA, 500, 502, 503, 504)
+_REQUEST = re.compile(r"(GET|POST) https?://\S+: ")  # what the client puts before it
 _MOST = 400  # characters of what the service says
 _DEADLINE_EXCEEDED = 4  # google.rpc.Code
 
@@ -475,6 +476,7 @@ def _said(error: Exception) -> str:
     if isinstance(error, RequestException):
         return f"no answer ({type(error).__name__})"
     text = " ".join(str(getattr(error, "message", "") or error).split())
+    text = _REQUEST.sub("", text)
     kind = f"{_code(error)} " if _code(error) else f"{type(error).__name__}: "
     return f"{kind}{text[:_MOST]}"
 
