@@ -276,7 +276,7 @@ def test_a_job_that_succeeds_has_trained(executed, digits):
     assert re.search(REPORT, job.log.read_text())
     history = json.loads((folder / "right" / "history.json").read_text())
     assert [len(history["epochs"]), history["config"]["data"]] == [1, [str(digits)]]
-    assert history["fingerprints"] == [load_manifest(str(digits)).fingerprint]
+    assert history["data"] == [load_manifest(str(digits)).fingerprint]
 
 
 def test_a_job_that_fails_is_status_1_with_what_the_service_says(executed):
@@ -863,7 +863,7 @@ def test_one_epoch_of_lenet_is_trained_and_reported_as_a_far_one_is(trained, exe
     history = json.loads((output / "history.json").read_text())
     (epoch,) = history["epochs"]
     assert f"Training Accuracy: {epoch['training']['correct']}/40" in report
-    assert history["fingerprints"] == [load_manifest(str(digits)).fingerprint]
+    assert history["data"] == [load_manifest(str(digits)).fingerprint]
     # The far job is told in the same words, but for its own name and the times before it runs.
     folder, far, jobs = executed
     name = jobs["right"].message.name
