@@ -235,17 +235,20 @@ def run_locally(args: Sequence[str], *, run: str, output: str, note: Note) -> No
         note(f"run {run}: {state} after {time.monotonic() - began:.0f} s")
 
     say("RUNNING")
-    # A group of its own, so that an interrupt comes to it once, and from here.
-    process = subprocess.Popen(
-        [sys.executable, "-c", _START, _HERE, "train", *args],
-        env={**os.environ, **environment(output)},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    process = None
     try:
+        with _interrupts_later():
+            # A group of its own, so that an interrupt comes to it once, and from here.
+            process = subprocess.Popen(
+                [sys.executable, "-c", _START, _HERE, "train", *args],
+                env={**os.environ, **environment(output)},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         status = process.wait()
     except KeyboardInterrupt:
-        end_process(process)
+        if process is not None:
+            end_process(process)
         say("CANCELLED")
         raise RuntimeError(
             f"run {run}: interrupted, and ended: launch again with --resume after --, if it came "
@@ -280,6 +283,27 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Lets interrupts wait, so that none falls between a process and the name for it."""
+    came: list[int] = []
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread()
+        and signal.getsignal(number) is signal.default_int_handler
+    ]
+    for number in numbers:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
