@@ -903,6 +903,19 @@ def test_an_interrupt_ends_a_local_run(digits, tmp_path, number):
     assert not Path(f"/proc/{child}").exists()
 
 
+def test_an_interrupt_waits_until_the_process_has_a_name():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    reached = []
+    try:
+        with pytest.raises(KeyboardInterrupt), launch._interrupts_later():
+            signal.raise_signal(signal.SIGINT)
+            reached.append(True)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert reached
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
