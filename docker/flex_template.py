@@ -6,11 +6,12 @@ Beam's own options. Names of parameters have no hyphens, and a parameter always 
 
 import sys
 
-SWITCHES = ("overwrite",)
+SWITCHES = ("overwrite", "resume")
 FLAGS = (
     "background",
     "channels",
     "class_names",
+    "duplicates",
     "encoding",
     "exclude",
     "image_size",

@@ -110,7 +110,7 @@ def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
         start_decoders(os.cpu_count() or 1)
     from pipeline.dataflow import Submission
     from pipeline.ingest import ingest_images
-    from pipeline.summary import describe_manifest
+    from pipeline.summary import describe_duplicates, describe_manifest
 
     gc.freeze()
     gc.enable()
@@ -119,25 +119,25 @@ def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
         print(outcome.text)
     else:
         print(describe_manifest(outcome, directory=config.output))
+        print(describe_duplicates(config.output, mode=config.duplicates))
     return 0
 
 
 def _verify(args: argparse.Namespace) -> int:
-    if args.leakage:
-        raise UsageError("--leakage: not yet available")
     from pipeline.verify import verify_dataset
 
     findings = verify_dataset(
         args.directory,
         depth="quick" if args.quick else "deep" if args.deep else "full",
         sources=args.sources or 0,
+        leakage=args.leakage,
     )
     for finding in findings:
         print(finding, file=sys.stderr)
     if findings:
         print(f"tpufeed verify: {args.directory}: {len(findings)} finding(s)", file=sys.stderr)
     else:
-        print(f"{args.directory}: whole")
+        print(f"{args.directory}: whole" + (", no content in two splits" * args.leakage))
     return 1 if findings else 0
 
 

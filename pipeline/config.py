@@ -66,8 +66,10 @@ class IngestConfig:
       new_classes: "reject" or "append".
       label_offset: added to the class ids that are stored.
       max_reject_rate: share of the inputs that may be rejected, 0 to 1.
+      duplicates: what becomes of copies, one of DUPLICATE_MODES.
       exclude: file of keys and sha256 that must not come in.
       overwrite: whether a data set in `output` may be replaced.
+      resume: whether to go on with the unfinished run in `output`.
       decoders: processes that prepare a shard's images; None for one a core.
     """
 
@@ -87,8 +89,10 @@ class IngestConfig:
     new_classes: str = "reject"
     label_offset: int = 0
     max_reject_rate: float = 0.01
+    duplicates: str = "keep"
     exclude: str | None = None
     overwrite: bool = False
+    resume: bool = False
     decoders: int | None = None
 
     def __post_init__(self) -> None:
@@ -115,7 +119,23 @@ class IngestConfig:
             raise UsageError("--split-by column:NAME: only CSV inputs have columns")
         if self.pixels.encoding == "raw" and self.schema != "flowers":
             raise UsageError(f"--encoding raw: only with --schema flowers, not {self.schema}")
+        if self.overwrite and self.resume:
+            raise UsageError("--overwrite, --resume: one begins again, one goes on; drop one")
+        self._check_duplicates(given=any(s.split or s.kind == "idx" for s in self.inputs))
         self._check_ranges()
+
+    def _check_duplicates(self, *, given: bool) -> None:
+        _one_of("--duplicates", self.duplicates, DUPLICATE_MODES)
+        if self.duplicates == "together" and given:
+            raise UsageError(
+                "--duplicates together: the inputs already have their splits; use drop, which "
+                "keeps the first by key"
+            )
+        if self.duplicates == "together" and self.split_by.kind != "key":
+            raise UsageError(
+                f"--duplicates together: splits by content, so --split-by {self.split_by.kind}:"
+                f"{self.split_by.value} cannot hold as well; use drop, or --split-by key"
+            )
 
     def _check_ranges(self) -> None:
         for flag, value, low, high in (
@@ -142,7 +162,7 @@ class IngestConfig:
         """Returns the configuration as it stands in dataset.json."""
         record = dataclasses.asdict(self)
         record["weights"] = {name: str(weight) for name, weight in self.weights}
-        for name in ("weights_given", "known_labels", "overwrite", "decoders"):
+        for name in ("weights_given", "known_labels", "overwrite", "resume", "decoders"):
             del record[name]
         return record
 
@@ -398,7 +418,7 @@ def make_parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--sources", type=int, metavar="K", help="re-read K sources by an independent path"
     )
-    verify.add_argument("--leakage", action="store_true", help="not yet available")
+    verify.add_argument("--leakage", action="store_true", help="no content in two splits")
     inspect = commands.add_parser("inspect", help="show a data set, or one record of it")
     inspect.add_argument("directory", metavar="DIR")
     inspect.add_argument("--split", metavar="S", help="only this split")
@@ -484,10 +504,16 @@ def _add_ingest(commands: Any) -> None:
     add("--background", default="255,255,255", metavar="R,G,B", help="under alpha and padding")
     add("--max-pixels", type=int, default=178_956_970, metavar="N", help="larger: too_large")
     add("--max-reject-rate", type=float, default=0.01, metavar="R", help="0 to 1 (0.01)")
-    add("--duplicates", default="keep", metavar="M", help="keep; together and drop: not yet")
+    add("--duplicates", default="keep", metavar="M", help=_DUPLICATES_HELP)
     add("--exclude", metavar="FILE", help="keys or source sha256, one a line, to leave out")
     add("--overwrite", action="store_true", help="replace the data set in --output")
-    add("--resume", action="store_true", help="not yet available")
+    add("--resume", action="store_true", help="go on with an unfinished run in --output")
+
+
+_DUPLICATES_HELP = (
+    "of equal bytes: keep; together: in one split; drop: all but the first by key (keep). "
+    "together and drop read every source once more"
+)
 
 
 def _add_train(commands: Any) -> None:
@@ -592,7 +618,6 @@ def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
     Raises:
       UsageError: the arguments are wrong.
     """
-    _refuse_not_yet(args)
     for flag in ("output", "root", "class_names", "exclude"):
         if getattr(args, flag) == "":
             raise UsageError(f"--{flag.replace('_', '-')} '': is empty; give a path")
@@ -601,8 +626,7 @@ def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
     if args.new_classes == "append" and not args.class_names:
         raise UsageError("--new-classes append: needs --class-names, to append to")
     inputs = tuple(map(_parse_input, args.input))
-    all_idx = all(source.kind == "idx" for source in inputs)
-    defaults = _IDX_DEFAULTS if all_idx else _DEFAULTS
+    defaults = _IDX_DEFAULTS if all(s.kind == "idx" for s in inputs) else _DEFAULTS
     width, height = _parse_image_size(args.image_size or defaults["image_size"])
     try:
         pixels = PixelPolicy(
@@ -634,8 +658,10 @@ def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
         new_classes=args.new_classes,
         label_offset=args.label_offset,
         max_reject_rate=args.max_reject_rate,
+        duplicates=args.duplicates,
         exclude=_absolute(args.exclude) if args.exclude else None,
         overwrite=args.overwrite,
+        resume=args.resume,
     )
 
 
@@ -839,14 +865,6 @@ def _parse_schedule(text: str, peak: float) -> Schedule:
             f"--schedule {text}: decay is at most 1, start and min at most the rate, {peak:g}"
         )
     return schedule
-
-
-def _refuse_not_yet(args: argparse.Namespace) -> None:
-    if args.resume:
-        raise UsageError("--resume: not yet available; use --overwrite to begin again")
-    _one_of("--duplicates", args.duplicates, DUPLICATE_MODES)
-    if args.duplicates != "keep":
-        raise UsageError(f"--duplicates {args.duplicates}: not yet available; use keep")
 
 
 def _one_of(flag: str, value: str, allowed: Sequence[str]) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import apache_beam as beam
 from apache_beam import pvalue
@@ -18,8 +19,9 @@ from pipeline import __version__
 from pipeline.config import IngestConfig
 from pipeline.dataflow import Submission
 from pipeline.runner import plan_run, run_pipeline
-from transforms import files
+from transforms import files, resume
 from transforms.decoders import end_decoders
+from transforms.duplicates import TreatCopies
 from transforms.example import feature_specs
 from transforms.globs import check_matches, common_root
 from transforms.manifest import (
@@ -38,6 +40,7 @@ from transforms.shards import SHARD_NAME
 from transforms.sources import ListImages, may_repeat
 from transforms.stats import AssignSplits, CountImages, DecideLabels, PlanShards
 from transforms.write import (
+    KeepPlan,
     ManifestHeader,
     WriteDuplicates,
     WriteManifest,
@@ -47,9 +50,11 @@ from transforms.write import (
 
 _OURS = re.compile(
     rf"(?:{re.escape(INDEX_FOLDER)}/)?{SHARD_NAME.pattern}(?:\.tfrecord|\.parquet|\.idx)"
-    rf"|{re.escape(files.WORK_FOLDER)}/.+\.[0-9a-f]{{32}}"
     rf"|{MANIFEST}|{REJECTS}|{DUPLICATES}|report\.html"
 )
+
+
+_log = logging.getLogger(__name__)
 
 
 def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifest]:
@@ -71,12 +76,21 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
         >> ListImages(config.root, config.split_by, reserved, may_repeat(config.inputs))
     )
     screened = listed | "ScreenImages" >> ScreenImages(config.exclude, known)
-    refs = screened["refs"] | "AssignSplits" >> AssignSplits(
+    chosen = screened["refs"]
+    if config.duplicates != "keep":
+        chosen |= "TreatCopies" >> TreatCopies(config.duplicates)
+    refs = chosen | "AssignSplits" >> AssignSplits(
         config.weights, config.seed, config.weights_given
     )
     sizes = refs | "CountImages" >> CountImages(config.pixels)
     labels = pvalue.AsSingleton(sizes | "DecideLabels" >> DecideLabels(config.known_labels))
     plan = pvalue.AsSingleton(sizes | "PlanShards" >> PlanShards(config.shards, config.shard_size))
+    header = ManifestHeader(
+        __version__, config.to_json(), policy, config.splits, config.max_reject_rate
+    )
+    run = pvalue.AsSingleton(
+        sizes | "KeepPlan" >> KeepPlan(config.output, header, plan, labels, screened["exclusions"])
+    )
     written = refs | "WriteShards" >> WriteShards(
         config.output,
         policy=policy,
@@ -85,6 +99,7 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
         plan=plan,
         labels=labels,
         exclusions=screened["exclusions"],
+        run=run,
     )
     rejects = (
         (screened["rejects"], written["rejects"])
@@ -94,10 +109,9 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
     duplicates = written["contents"] | "WriteDuplicates" >> WriteDuplicates(config.output)
     return written["summaries"] | "WriteManifest" >> WriteManifest(
         config.output,
-        ManifestHeader(
-            __version__, config.to_json(), policy, config.splits, config.max_reject_rate
-        ),
+        header,
         labels=labels,
+        run=run,
         rejects=pvalue.AsSingleton(rejects),
         skipped=pvalue.AsIter(listed["skipped"]),
         columns=pvalue.AsIter(listed["columns"]),
@@ -122,16 +136,22 @@ def ingest_images(config: IngestConfig, beam_args: Sequence[str] = ()) -> Manife
     inputs = [("--input", source.pattern) for source in config.inputs]
     plan = plan_run(beam_args, paths=[*inputs, ("--output", config.output)])
     config = resolve_config(config, decoders=plan.decoders, look=not plan.dry_run)
-    if not plan.dry_run:
-        prepare_output(config)
-    try:
+    if plan.dry_run:
         submission = run_pipeline(plan, lambda root: build(root, config))
-    finally:
-        end_decoders()
-    if submission is not None:
+        assert submission is not None
         return submission
-    _remove_work_folder(config.output)
-    return load_manifest(config.output)
+    with hold_output(config) as share:
+        if not prepare_output(config):
+            return load_manifest(config.output)
+        share()
+        try:
+            submission = run_pipeline(plan, lambda root: build(root, config))
+        finally:
+            end_decoders()
+        if submission is not None:
+            return submission
+        _remove_work_folder(config.output)
+        return load_manifest(config.output)
 
 
 def resolve_config(config: IngestConfig, *, decoders: int = 1, look: bool = True) -> IngestConfig:
@@ -197,41 +217,108 @@ def read_class_names(path: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def prepare_output(config: IngestConfig) -> None:
-    """Sees to it that the output folder can take the data set, and removes an old one if asked.
+@contextlib.contextmanager
+def hold_output(config: IngestConfig) -> Iterator[Callable[[], None]]:
+    """Makes the output folder and keeps every other run out of it; a bucket cannot be kept.
+
+    Yields:
+      A function that lets the workers in, beside this process.
 
     Raises:
-      DataError: the folder is not empty, holds names that a reader would take for shards, or
-        cannot be written to.
+      DataError: another run holds it, or there can be no such folder.
     """
     output = config.output
     if files.is_remote(output) and set(output) & set("*?["):
         raise DataError(
             f"--output {output}: a store takes * ? and [ for wildcards; give a name without"
         )
+    with contextlib.ExitStack() as stack:
+        try:
+            files.make_folder(output)
+            share = stack.enter_context(files.hold_folder(output, alone=True))
+        except OSError as error:
+            raise DataError(f"--output {output}: {error.strerror or error}") from error
+        yield share
+
+
+def prepare_output(config: IngestConfig) -> bool:
+    """Sees to it that the output folder can take the data set, and removes an old one if asked.
+
+    Returns:
+      Whether there is anything to do: not where --resume finds the set complete.
+
+    Raises:
+      DataError: the folder is not empty, holds names that a reader would take for shards, cannot
+        be written to, or was begun otherwise.
+    """
+    output = config.output
     try:
         names = files.list_folder(output)
-        ours = [name for name in names if _OURS.fullmatch(name)]
-        if names and not config.overwrite:
+        ours = [name for name in names if _is_ours(name)]
+        if names and not (config.overwrite or config.resume):
+            begun = {resume.PLAN, resume.OVERWRITING} & set(names)
             raise DataError(
                 f"--output {output}: not empty ({names[0]} and {len(names) - 1} more); give "
                 "another folder, or --overwrite to replace the data set in it"
+                + (", or --resume to go on with it" if begun else "")
             )
-        foreign = set(names) - set(ours)
-        for name in sorted(foreign):
+        for name in sorted(set(names) - set(ours)):
             if any(name.startswith(f"{split}-") for split in config.splits):
                 raise DataError(
                     f"--output {output}: {name} is not tpufeed's but a glob of its split would "
                     "match it: move it away"
                 )
-        if MANIFEST in ours:  # first of all, so that a half-removed set is never taken for whole
-            files.delete_files(output, [MANIFEST])
-        if ours:
-            files.delete_files(output, [name for name in ours if name != MANIFEST])
-        files.make_folder(output)
+        if config.resume and resume.OVERWRITING not in names:
+            if not _go_on(config, ours):
+                return False
+        elif ours:
+            _remove_old(output, ours)
         files.check_writable(output)
     except OSError as error:
         raise DataError(f"--output {output}: {error.strerror or error}") from error
+    return True
+
+
+def _is_ours(name: str) -> bool:
+    known = _OURS.fullmatch(name) or resume.is_state(name) or resume.is_temporary(name)
+    return bool(known)
+
+
+def _remove_old(output: str, ours: Sequence[str]) -> None:
+    """Removes an old set; where this is cut short, --resume knows that it may do the rest."""
+    files.write_file(output, resume.OVERWRITING, b"")
+    if MANIFEST in ours:  # first of all, so that a half-removed set is never taken for whole
+        files.delete_files(output, [MANIFEST])
+    files.delete_files(output, [n for n in ours if n not in (MANIFEST, resume.OVERWRITING)])
+    files.delete_files(output, [resume.OVERWRITING])
+
+
+def _go_on(config: IngestConfig, ours: Sequence[str]) -> bool:
+    """Sees to it that the run in the folder is this one; returns whether anything is left of it."""
+    output = config.output
+    now = {"config": resume.comparable_config(config.to_json())}
+    complete = MANIFEST in ours
+    if complete:
+        before = {"config": resume.comparable_config(load_manifest(output).config)}
+        resume.check_plan(before, now, output=output)
+        files.delete_files(output, [name for name in ours if resume.is_state(name)])
+    elif (plan := resume.read_plan(output)) is not None:
+        resume.check_plan(plan, {"tpufeed": __version__, **now}, output=output)
+    elif any(SHARD_NAME.match(name) for name in ours):
+        raise DataError(
+            f"--resume: {output} has shards but no {resume.PLAN}, so nothing is known of the run "
+            "that made them; begin again with --overwrite"
+        )
+    files.delete_files(output, [name for name in ours if resume.is_temporary(name)])
+    if complete:
+        _log.warning(
+            "%s: complete already, nothing was done; whether the inputs are still the same was "
+            "not looked at: --overwrite makes it anew",
+            output,
+        )
+    elif done := sum(1 for name in ours if resume.done_shard(name)):
+        _log.warning("%s: going on, %d shard(s) were finished before", output, done)
+    return not complete
 
 
 def _remove_work_folder(output: str) -> None:

@@ -10,6 +10,7 @@ import os
 import queue
 import re
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -220,7 +221,9 @@ def _process_runner(plan: RunPlan, log: str) -> beam.runners.PipelineRunner:
     from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
     plan.options.view_as(DirectOptions).direct_running_mode = "in_memory"
-    command = f"exec {shlex.quote(sys.executable)} -m {_WORKER} 2>>{shlex.quote(log)}"
+    # Where it is there: a worker must not go on writing when this process was killed.
+    tied = "setpriv --pdeathsig KILL " if shutil.which("setpriv") else ""
+    command = f"exec {tied}{shlex.quote(sys.executable)} -m {_WORKER} 2>>{shlex.quote(log)}"
     return FnApiRunner(SubprocessSDKEnvironment.from_command_string(command))
 
 
@@ -261,8 +264,8 @@ def _describe_death(error: BaseException | None, log: str) -> str:
         said = [line.strip() for line in file if line.strip()]
         last = f"; it said: {said[-1][:200]}" if said else ""
         return (
-            f"a worker process died ({error}{last}): nothing was completed; run again with "
-            "--overwrite, without worker processes if it was short of memory"
+            f"a worker process died ({error}{last}): run again with --resume, without worker "
+            "processes if it was short of memory"
         )
     return f"a worker process did not start ({error}): run without worker processes"
 

@@ -92,8 +92,7 @@ def inspect_dataset(
 
 
 def _summary(manifest: Manifest, directory: str, split: str | None, as_json: bool) -> str:
-    duplicates = files.read_file(files.join(directory, DUPLICATES)).splitlines()
-    conflicts = sum(len(set(json.loads(line)["labels"])) > 1 for line in duplicates)
+    duplicates, conflicts = _count_duplicates(directory)
     if as_json:
         names = [split] if split else list(manifest.splits)
         return json.dumps(
@@ -117,7 +116,7 @@ def _summary(manifest: Manifest, directory: str, split: str | None, as_json: boo
                 },
                 "rejects": manifest.rejects,
                 "skipped": manifest.skipped,
-                "duplicates": len(duplicates),
+                "duplicates": duplicates,
                 "label_conflicts": conflicts,
                 "channel_mean": manifest.channel_mean,
                 "channel_std": manifest.channel_std,
@@ -126,11 +125,27 @@ def _summary(manifest: Manifest, directory: str, split: str | None, as_json: boo
             indent=1,
         )
     text = describe_manifest(manifest, directory=directory)
-    text += f"\n  contents under several keys: {len(duplicates)}, with several labels: {conflicts}"
+    text += "\n" + describe_duplicates(directory, mode=manifest.config.get("duplicates", "keep"))
     if split is None:
         return text
     shards = manifest.splits[split].shards
     return "\n".join([text, *(f"  {s.name}: {s.records} records, {s.bytes} bytes" for s in shards)])
+
+
+def describe_duplicates(directory: str, *, mode: str) -> str:
+    """Returns a line on copies, and whether their labels contradict each other."""
+    duplicates, conflicts = _count_duplicates(directory)
+    treated = {
+        "together": "; each is in one split (every source was read once more)",
+        "drop": "; the first by key of each was kept (every source was read once more)",
+    }
+    text = f"  contents under several keys: {duplicates}, with several labels: {conflicts}"
+    return text + treated.get(mode, "") + (f": see {DUPLICATES}" if conflicts else "")
+
+
+def _count_duplicates(directory: str) -> tuple[int, int]:
+    lines = files.read_file(files.join(directory, DUPLICATES)).splitlines()
+    return len(lines), sum(len(set(json.loads(line)["labels"])) > 1 for line in lines)
 
 
 def locate(manifest: Manifest, *, split: str, record: int) -> tuple[Shard, int]:

@@ -24,6 +24,7 @@ import pyarrow.parquet
 from pipeline.reference import check_picture, check_sources, shorten
 from transforms import example, files, manifest
 from transforms.manifest import Manifest, Shard
+from transforms.records import SAME_BYTES
 from transforms.shards import SHARD_NAME, SHARD_SUFFIX, place_of, shard_of
 
 DEPTHS = ("quick", "full", "deep")
@@ -120,7 +121,9 @@ def _masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + _CRC_MASK) & 0xFFFFFFFF
 
 
-def verify_dataset(directory: str, *, depth: str = "full", sources: int = 0) -> list[str]:
+def verify_dataset(
+    directory: str, *, depth: str = "full", sources: int = 0, leakage: bool = False
+) -> list[str]:
     """Checks a data set.
 
     Args:
@@ -128,6 +131,7 @@ def verify_dataset(directory: str, *, depth: str = "full", sources: int = 0) -> 
       depth: "quick" (names, sizes, index counts, without reading a shard), "full" (every record
         against its checksums, dataset.json and index/) or "deep" (every picture decoded as well).
       sources: re-read this many sources, chosen by hash, by an independent path.
+      leakage: whether a content, by the sha256 in index/, may stand in one split only.
 
     Returns:
       What is wrong, a line each, beginning with the file's name; empty for a whole data set.
@@ -148,6 +152,8 @@ def verify_dataset(directory: str, *, depth: str = "full", sources: int = 0) -> 
         checker.check_shard(split, shard, depth)
     if depth != "quick" and not checker.findings:
         checker.check_whole()
+    if leakage:
+        checker.check_leakage()
     if sources and not checker.findings:
         checker.findings += check_sources(directory, contents, count=sources, rows=checker.rows)
     return checker.findings
@@ -263,6 +269,21 @@ class _Checker:
         if len(lines) != len(expected):
             self.report(name, f"{len(lines)} lines, the parquet has {len(expected)} rows")
 
+    def check_leakage(self) -> None:
+        """No content in two splits; the sources themselves are not read."""
+        contents: dict[str, dict[str, list[str]]] = {}
+        for split, rows in self.rows.items():
+            for row in rows:
+                keys = contents.setdefault(row["source_sha256"], {}).setdefault(split, [])
+                keys.append(row["key"])
+        found = [
+            f"{manifest.INDEX_FOLDER}: content {digest} stands in the splits "
+            + " and ".join(f"{split} ({_list(keys)})" for split, keys in sorted(splits.items()))
+            for digest, splits in sorted(contents.items())
+            if len(splits) > 1
+        ]
+        self.findings += shorten(found, limit=_MOST_FINDINGS_A_FILE)
+
     def check_whole(self) -> None:
         """What only all rows together can tell."""
         contents = self.manifest
@@ -306,9 +327,18 @@ class _Checker:
         reasons = collections.Counter(reject.get("reason") for reject in rejects)
         self.claim("rejects", dict(reasons), claimed=dict(self.manifest.rejects))
         groups: dict[str, list[tuple[str, str]]] = {}
+        digests: dict[str, str] = {}
         for rows in self.rows.values():
             for row in rows:
                 groups.setdefault(row["source_sha256"], []).append((row["key"], row["label"]))
+                digests[row["key"]] = row["source_sha256"]
+        for reject in rejects:
+            if reject.get("reason") == "duplicate":
+                kept = reject["detail"].removeprefix(SAME_BYTES)
+                if kept not in digests:
+                    self.report(manifest.REJECTS, f"{reject['key']!r}: no record {kept!r}")
+                    continue
+                groups[digests[kept]].append((reject["key"], reject["label"]))
         expected = [
             {"sha256": digest, "keys": [k for k, _ in pairs], "labels": [v for _, v in pairs]}
             for digest, pairs in sorted((d, sorted(p)) for d, p in groups.items() if len(p) > 1)
@@ -467,6 +497,11 @@ def _index_names(shard: str) -> tuple[str, str]:
 
 def _line(error: BaseException) -> str:
     return re.sub(r"\s+", " ", str(error))[:300] or type(error).__name__
+
+
+def _list(keys: list[str]) -> str:
+    names = ", ".join(map(repr, sorted(keys)[:3]))
+    return names + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
 def _short(value: Any) -> str:

@@ -67,7 +67,7 @@ def test_everything_given():
         "--quality 80 --schema tfds --split train=0.9,test=0.1 --split-by group:p(\\d+) --seed 7 "
         "--shard-size 64MiB --class-names names.txt --new-classes append --label-offset 1 "
         "--background 0,127,255 --max-pixels 1000 --max-reject-rate 0.5 --exclude ~/x.txt "
-        "--duplicates keep --overwrite"
+        "--duplicates drop --overwrite"
     ).split()
     base = ["ingest", "--input=gs://bucket/*/*.jpg", "--output=gs://bucket/out"]
     assert configured(*argv, base=base) == IngestConfig(
@@ -86,6 +86,7 @@ def test_everything_given():
         new_classes="append",
         label_offset=1,
         max_reject_rate=0.5,
+        duplicates="drop",
         exclude="/home/me/x.txt",
         overwrite=True,
     )
@@ -282,9 +283,15 @@ MODES = "cover, contain, pad, stretch, shortest, longest, none"
             "argument --max-reject-rate: invalid float value: '1%'" + HELP,
         ),
         (["--duplicates", "merge"], "--duplicates merge: allowed are keep, together, drop"),
-        (["--duplicates", "together"], "--duplicates together: not yet available; use keep"),
-        (["--duplicates", "drop"], "--duplicates drop: not yet available; use keep"),
-        (["--resume"], "--resume: not yet available; use --overwrite to begin again"),
+        (
+            ["--duplicates", "together", "--split-by", "group:a"],
+            "--duplicates together: splits by content, so --split-by group:a cannot hold as well; "
+            "use drop, or --split-by key",
+        ),
+        (
+            ["--overwrite", "--resume"],
+            "--overwrite, --resume: one begins again, one goes on; drop one",
+        ),
         (["--output", ""], "--output '': is empty; give a path"),
         (["--root", ""], "--root '': is empty; give a path"),
         (["--class-names", ""], "--class-names '': is empty; give a path"),
@@ -332,6 +339,14 @@ GIVEN = "the inputs already have their splits"
             f"--split: {GIVEN}; drop one of the two",
         ),
         (["--input", "idx:d", "--split", "train=1"], f"--split: {GIVEN}; drop one of the two"),
+        (
+            ["--input", "idx:d", "--duplicates", "together"],
+            f"--duplicates together: {GIVEN}; use drop, which keeps the first by key",
+        ),
+        (
+            ["--input", "train=a/*", "--duplicates", "together"],
+            f"--duplicates together: {GIVEN}; use drop, which keeps the first by key",
+        ),
         (
             ["--input", "train=idx:d"],
             "--input SPLIT=idx:DIR: IDX files bring their splits; drop SPLIT=",
@@ -466,5 +481,6 @@ def test_config_in_the_manifest(elsewhere):
         "new_classes": "reject",
         "label_offset": 0,
         "max_reject_rate": 0.01,
+        "duplicates": "keep",
         "exclude": None,
     }

@@ -103,7 +103,7 @@ def test_bad_files_are_counted_and_the_rest_goes_on(pictures, tmp_path, capsys):
     assert capsys.readouterr().err == (
         "tpufeed ingest: error: 3 of 64 inputs were rejected (truncated 1, unidentified 1, "
         f"zero_byte 1), more than --max-reject-rate 0.01: see {output}/rejects.jsonl; mend the "
-        "inputs or raise the rate\n"
+        "inputs, or raise the rate and go on with --resume\n"
     )
     assert not (output / "dataset.json").exists()
     assert len((output / "rejects.jsonl").read_text().splitlines()) == 3
@@ -230,7 +230,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr == (
         f"tpufeed ingest: error: cannot write to {output}: File too large; mend it, then run again "
-        "with --overwrite\n"
+        "with --resume\n"
     )
     assert not (output / "dataset.json").exists()
     assert not list(output.glob("*.tfrecord"))

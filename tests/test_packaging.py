@@ -19,8 +19,6 @@ DOCKER = ROOT / "docker"
 OMITTED = {
     "help": "prints and ends",
     "debug": "the launcher's log is for people who know the job",
-    "resume": "not yet available",
-    "duplicates": "keep is the only mode yet",
 }
 
 

@@ -17,13 +17,20 @@ FLAGS = ["--image-size", "32x24", "--split", "train=0.7,validation=0.3", "--shar
 
 # `tpufeed ingest`, but into a folder in which another attempt has left, or is leaving, its files.
 ATTEMPT = """
-import os, signal, sys
+import contextlib, os, signal, sys
 import pipeline.ingest, transforms.write
 from pipeline.__main__ import main
-pipeline.ingest.prepare_output = lambda config: None
+pipeline.ingest.prepare_output = lambda config: True
+pipeline.ingest.hold_output = lambda config: contextlib.nullcontext(lambda: None)
+transforms.write.resume.forget_run = lambda *_: None
 if sys.argv[1] == "die":
     # Just after the first shard got its name, before anybody hears of it.
     transforms.write.summarize_rows = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[1] == "done":
+    # And after it was marked as finished.
+    mark = transforms.write.resume.write_done
+    transforms.write.resume.write_done = lambda *a, **k: (
+        mark(*a, **k), os.kill(os.getpid(), signal.SIGKILL))
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -69,16 +76,21 @@ def check(output, undisturbed) -> None:
 def test_two_processes_write_the_same_shards_at_once(pictures, undisturbed, tmp_path):
     attempts = [start("live", pictures, tmp_path / "out") for _ in range(2)]
     assert [finish(attempt) for attempt in attempts] == [0, 0]
+    assert ingest(f"{pictures}/*/*", tmp_path / "out", *FLAGS, "--resume") == 0
     check(tmp_path / "out", undisturbed)
 
 
-def test_killed_between_the_rename_and_its_acknowledgement(pictures, undisturbed, tmp_path):
+@pytest.mark.parametrize("moment, marks", [("die", 0), ("done", 1)])
+def test_killed_between_the_rename_and_its_acknowledgement(
+    moment, marks, pictures, undisturbed, tmp_path
+):
     output = tmp_path / "out"
-    assert finish(start("die", pictures, output)) == -signal.SIGKILL
+    assert finish(start(moment, pictures, output)) == -signal.SIGKILL
     assert len(list(output.glob("*.tfrecord"))) == 1
+    assert len(list(output.glob("_tmp/*.done.json"))) == marks
     assert not (output / "dataset.json").exists()
     assert main(["verify", str(output)]) == 1
-    assert finish(start("live", pictures, output)) == 0
+    assert ingest(f"{pictures}/*/*", output, *FLAGS, "--resume") == 0
     check(output, undisturbed)
 
 

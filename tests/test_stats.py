@@ -1,5 +1,6 @@
 """What is asked of the whole set: its labels, its splits, its sizes."""
 
+import dataclasses
 import random
 from fractions import Fraction
 
@@ -8,7 +9,7 @@ import pytest
 from apache_beam.testing.util import assert_that, equal_to
 
 from transforms.image import PixelPolicy, estimate_bytes
-from transforms.records import DataError, Grouping, ImageRef
+from transforms.records import Copy, DataError, Grouping, ImageRef
 from transforms.shards import SplitSize
 from transforms.stats import (
     AssignSplits,
@@ -18,11 +19,13 @@ from transforms.stats import (
     SumSizes,
     assign_split,
     decide_labels,
+    digest_ref,
     sort_labels,
 )
 
 WEIGHTS = (("train", Fraction("0.7")), ("test", Fraction("0.3")))
 POLICY = PixelPolicy(width=8, height=8)
+GOLDEN_DIGEST = 13794169598389446722310151505820014647
 
 
 def ref(key: str, label: str = "cat", split: str = "", group: str = "", size: int = 100):
@@ -152,13 +155,17 @@ def test_a_key_without_a_group_is_named(expression):
 def test_sum_sizes_in_any_order():
     chance = random.Random(1)
     elements = [
-        ((chance.choice("abc"), chance.choice(("ant", "bee"))), chance.randint(0, 10**12))
+        (
+            (chance.choice("abc"), chance.choice(("ant", "bee"))),
+            SplitSize(1, chance.randint(0, 10**12), chance.randrange(2**128)),
+        )
         for _ in range(300)
     ]
     expected = {
         (split, label): SplitSize(
             sum(key == (split, label) for key, _ in elements),
-            sum(n for key, n in elements if key == (split, label)),
+            sum(size.bytes for key, size in elements if key == (split, label)),
+            sum(size.digest for key, size in elements if key == (split, label)) % 2**128,
         )
         for split in "abc"
         for label in ("ant", "bee")
@@ -183,14 +190,30 @@ def test_sum_sizes_does_not_change_what_it_merges():
 def test_count_images_in_a_pipeline():
     refs = [ref("1", "cat", "a"), ref("2", "bee", "a"), ref("3", "cat", "b"), ref("4", "cat", "a")]
     one = estimate_bytes(100, policy=POLICY)
+    digests = [digest_ref(item) for item in refs]
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         sizes = pipeline | beam.Create(refs) | CountImages(POLICY)
         expected = {
-            ("a", "cat"): SplitSize(2, 2 * one),
-            ("a", "bee"): SplitSize(1, one),
-            ("b", "cat"): SplitSize(1, one),
+            ("a", "cat"): SplitSize(2, 2 * one, (digests[0] + digests[3]) % 2**128),
+            ("a", "bee"): SplitSize(1, one, digests[1]),
+            ("b", "cat"): SplitSize(1, one, digests[2]),
         }
         assert_that(sizes, equal_to([expected]))
+
+
+def test_every_field_of_an_image_is_in_its_digest():
+    """And nothing of this process: the number is that of another machine, another day."""
+    plain = ImageRef(
+        "k", "/in/k", "cat", "a", "g", 100, 3, (("age", 4),), "ab", (Copy("c", "d", "e"),)
+    )
+    assert digest_ref(plain) == GOLDEN_DIGEST
+    others = {
+        "key": "j", "path": "/in/j", "label": "bee", "split": "b", "group": "h", "size": 101,
+        "item": 4, "features": (("age", 5),), "sha256": "cd", "copies": (),
+    }  # fmt: skip
+    assert set(others) == {field.name for field in dataclasses.fields(ImageRef)}
+    changed = [dataclasses.replace(plain, **{name: value}) for name, value in others.items()]
+    assert len({digest_ref(item) for item in [plain, *changed]}) == 1 + len(others)
 
 
 def test_count_images_of_nothing():

@@ -14,7 +14,9 @@ from apache_beam.testing.util import assert_that, equal_to
 from helpers import COLLECTED, collect, draw
 
 from transforms.image import PixelPolicy
+from transforms.ordered import map_in_order
 from transforms.records import DataError, ImageRef, Reject, ShardSummary
+from transforms.resume import keep_plan
 from transforms.screen import Exclusions
 from transforms.shards import place_of, shard_name
 from transforms.tables import Columns
@@ -24,7 +26,6 @@ from transforms.write import (
     WriteRejects,
     WriteShards,
     check_reject_rate,
-    map_in_order,
     merge_columns,
     write_index,
 )
@@ -75,6 +76,13 @@ def refs(tmp_path):
     return made
 
 
+def begin(output) -> str:
+    """Writes plan.json, as KeepPlan does before any shard; returns its digest."""
+    if output.is_file():
+        return ""
+    return keep_plan(str(output), {"format": 1})
+
+
 def write(refs, output, *, plan, exclusions=None):
     """Runs WriteShards and returns what it put out, by name."""
     COLLECTED.clear()
@@ -85,6 +93,7 @@ def write(refs, output, *, plan, exclusions=None):
                 ("plan", plan),
                 ("labels", LABELS),
                 ("exclusions", exclusions or Exclusions()),
+                ("run", begin(output)),
             )
         }
         written = (
@@ -107,7 +116,9 @@ def test_write_shards(refs, tmp_path):
     assert sorted(path.name for path in output.iterdir()) == [
         "_tmp", "index", *(name + ".tfrecord" for name in names)
     ]  # fmt: skip
-    assert list((output / "_tmp").iterdir()) == []
+    assert sorted(path.name for path in (output / "_tmp").iterdir()) == sorted(
+        ["plan.json", *(name + ".done.json" for name in names)]
+    )
     keys = []
     for summary in sorted(found["summaries"], key=lambda s: s.name):
         path = output / (summary.name + ".tfrecord")
@@ -247,7 +258,7 @@ def test_check_reject_rate_says_what_to_do():
         check_reject_rate(7, {"corrupt": 2, "missing": 1}, max_reject_rate=0.1, output="/out")
     assert str(caught.value) == (
         "3 of 10 inputs were rejected (corrupt 2, missing 1), more than --max-reject-rate 0.1: "
-        "see /out/rejects.jsonl; mend the inputs or raise the rate"
+        "see /out/rejects.jsonl; mend the inputs, or raise the rate and go on with --resume"
     )
 
 

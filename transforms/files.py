@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
+import hashlib
 import logging
 import os
 import posixpath
+import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 from transforms.credentials import find_credentials
@@ -21,6 +24,11 @@ from transforms.records import DataError
 
 # Files under construction, inside the output folder: never matched by a glob of shards.
 WORK_FOLDER = "_tmp"
+
+# What a file system answers that has no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+# A worker process needs a moment to follow its killed launcher.
+_LOCK_SECONDS = 3.0
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +161,7 @@ def read_file(path: str, *, size: int = -1) -> bytes:
     if size not in (-1, len(data)):
         raise DataError(
             f"{path}: {len(data)} bytes came, {size} were listed: it was changed, or cut off on "
-            "the way; run again with --overwrite"
+            "the way; run again with --resume, with --overwrite if it was changed"
         )
     return data
 
@@ -274,3 +282,69 @@ def size_of(path: str) -> int:
     if not found:
         raise FileNotFoundError(errno.ENOENT, "no such object", path)
     return found[0].size_in_bytes
+
+
+def hash_file(path: str) -> str:
+    """Returns the sha256 of a file, in hex, read in pieces.
+
+    Raises:
+      OSError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    with asking_store(path) if is_remote(path) else contextlib.nullcontext():
+        with open_file(path) as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def hold_folder(folder: str, *, alone: bool = False) -> Iterator[Callable[[], None]]:
+    """Holds a lock on a local folder, which ends with the process; a bucket has none.
+
+    The lock is on the folder itself, so that there is no file to leave behind.
+
+    Args:
+      folder: exists, where it is local.
+      alone: whether nobody else may hold it as well.
+
+    Yields:
+      A function that lets others hold the folder too.
+
+    Raises:
+      DataError: somebody holds it.
+      OSError: there is no such folder.
+    """
+    if is_remote(folder):
+        yield lambda: None
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _lock(descriptor, folder, alone=alone)
+        yield functools.partial(_lock, descriptor, folder, alone=False)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: str, *, alone: bool) -> None:
+    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise DataError(
+                    f"{folder}: another run is writing there: wait for its end, or give another "
+                    "folder"
+                ) from error
+            time.sleep(0.1)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            _log.warning(
+                "%s: cannot be locked (%s): see to it that no other run writes there",
+                folder,
+                error.strerror,
+            )
+            return None

@@ -106,6 +106,8 @@ def prepare_record(
         digest = hashlib.sha256(data).hexdigest()
         if digest in exclusions.contents:
             return exclusions.reject_key(ref.key)
+        if ref.sha256 not in ("", digest):
+            raise ImageError("unreadable", "its bytes changed since --duplicates looked at them")
         image = prepare_image(data, policy=policy.pixels, raw_size=raw_size)
     except ImageError as error:
         return reject_image(ref, error)

@@ -27,6 +27,8 @@ FAULTS = (
 )
 CHOICES = ("duplicate", "excluded", "filtered")
 IDX_PREFIX = "idx:"
+# How the detail of a reject `duplicate` begins; the key that was kept follows.
+SAME_BYTES = "same bytes as "
 
 
 class DataError(ValueError):
@@ -98,6 +100,15 @@ class Grouping:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Copy:
+    """An image that has the bytes of another: its key, source and label."""
+
+    key: str
+    source: str
+    label: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ImageRef:
     """One input: where it lies and what it is called. Some 200 bytes; never pixels.
 
@@ -110,6 +121,8 @@ class ImageRef:
       size: bytes of the file, -1 where the listing does not tell.
       item: index of the picture inside an IDX file, -1 for a file that is one picture.
       features: extra columns as (name, value), value bytes, int or float.
+      sha256: of its bytes, in hex, "" where they were not read yet.
+      copies: other images of the same bytes, dropped for this one.
     """
 
     key: str
@@ -120,14 +133,16 @@ class ImageRef:
     size: int = -1
     item: int = -1
     features: tuple[tuple[str, bytes | int | float], ...] = ()
+    sha256: str = ""
+    copies: tuple[Copy, ...] = ()
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Pickles what is not told twice: local runners hold every ref several times over."""
         below = self.path.endswith(self.key)
         place = self.path.removesuffix(self.key) if below else self.path
         values = (below, self.key, place, self.label, self.split, self.group, self.size)
-        rest = (self.item, self.features)
-        return _restore_ref, values if rest == (-1, ()) else values + rest
+        rest = (self.item, self.features, self.sha256, self.copies)
+        return _restore_ref, values if rest == (-1, (), "", ()) else values + rest
 
     @property
     def source(self) -> str:

@@ -92,10 +92,22 @@ def shard_name(*, split: str, index: int, count: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SplitSize:
-    """How much a split will hold: candidates (rejects not yet known) and their estimated bytes."""
+    """How much a split will hold: candidates, their rejects not yet known.
+
+    Attributes:
+      records: how many.
+      bytes: estimated, of the output.
+      digest: sum of the candidates' digests, modulo 2^128; the same for the same candidates.
+    """
 
     records: int
     bytes: int
+    digest: int = 0
+
+    def __add__(self, other: SplitSize) -> SplitSize:
+        """Both together."""
+        digest = (self.digest + other.digest) % (1 << 128)
+        return SplitSize(self.records + other.records, self.bytes + other.bytes, digest)
 
 
 def plan_shards(

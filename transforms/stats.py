@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -57,17 +58,16 @@ def decide_labels(found: Iterable[str], *, known: Sequence[str] | None = None) -
 
 
 class SumSizes(beam.CombineFn):
-    """((split, label), bytes) of every image -> {(split, label): SplitSize}."""
+    """((split, label), SplitSize) of every image -> {(split, label): SplitSize}."""
 
     def create_accumulator(self) -> Sizes:
         """No images yet."""
         return {}
 
-    def add_input(self, accumulator: Sizes, element: tuple[tuple[str, str], int]) -> Sizes:
+    def add_input(self, accumulator: Sizes, element: tuple[tuple[str, str], SplitSize]) -> Sizes:
         """Counts one image."""
         key, size = element
-        before = accumulator.get(key, _NO_IMAGES)
-        accumulator[key] = SplitSize(before.records + 1, before.bytes + size)
+        accumulator[key] = accumulator.get(key, _NO_IMAGES) + size
         return accumulator
 
     def merge_accumulators(self, accumulators: Iterable[Sizes]) -> Sizes:
@@ -82,9 +82,16 @@ class SumSizes(beam.CombineFn):
 def _add_up(pairs: Iterable[tuple[K, SplitSize]]) -> dict[K, SplitSize]:
     total: dict[K, SplitSize] = {}
     for key, size in pairs:
-        before = total.get(key, _NO_IMAGES)
-        total[key] = SplitSize(before.records + size.records, before.bytes + size.bytes)
+        total[key] = total.get(key, _NO_IMAGES) + size
     return total
+
+
+def digest_ref(ref: ImageRef) -> int:
+    """Returns 128 bits of the sha256 of all that is known of an image before it is read."""
+    # Not its pickle, whose bytes depend on which strings are the same object.
+    fields = (ref.key, ref.path, ref.label, ref.split, ref.group, ref.size, ref.item)
+    text = ascii((*fields, ref.features, ref.sha256, ref.copies))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
 
 
 @dataclasses.dataclass
@@ -101,8 +108,9 @@ class CountImages(beam.PTransform):
             | "SumSizes" >> beam.CombineGlobally(SumSizes())
         )
 
-    def _estimate(self, ref: ImageRef) -> tuple[tuple[str, str], int]:
-        return (ref.split, ref.label), estimate_bytes(ref.size, policy=self.pixels)
+    def _estimate(self, ref: ImageRef) -> tuple[tuple[str, str], SplitSize]:
+        size = estimate_bytes(ref.size, policy=self.pixels)
+        return (ref.split, ref.label), SplitSize(1, size, digest_ref(ref))
 
 
 @dataclasses.dataclass

@@ -7,7 +7,7 @@ pixel is ever shuffled.
 from __future__ import annotations
 
 import collections
-import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -16,8 +16,8 @@ import json
 import operator
 import pickle
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
 
 import apache_beam as beam
 import pyarrow
@@ -26,7 +26,7 @@ from apache_beam import pvalue
 from apache_beam.coders import BytesCoder
 from apache_beam.io.filesystem import CompressionTypes
 
-from transforms import files
+from transforms import files, resume
 from transforms.decoders import Outcome, Task, prepare_images
 from transforms.example import FeatureSpec, feature_specs
 from transforms.manifest import (
@@ -40,9 +40,11 @@ from transforms.manifest import (
     moments_of_training,
     summarize_splits,
 )
+from transforms.ordered import map_in_order
 from transforms.prepare import PreparedRecord, RecordPolicy, Source, read_source, reject_image
 from transforms.records import (
     CHOICES,
+    SAME_BYTES,
     DataError,
     Exclusions,
     ImageError,
@@ -52,10 +54,9 @@ from transforms.records import (
     Skipped,
 )
 from transforms.shards import SHARD_SUFFIX, place_of, shard_of
+from transforms.stats import Sizes
 from transforms.tables import Columns
 
-T = TypeVar("T")
-R = TypeVar("R")
 ShardKey = tuple[str, int, int]  # split, index, count
 
 # Objects of a store that are asked for at once: it takes 50 to 200 ms to answer.
@@ -80,19 +81,20 @@ INDEX_SCHEMA = pyarrow.schema(
 )
 
 
-def map_in_order(function: Callable[[T], R], items: Iterable[T], *, threads: int) -> Iterator[R]:
-    """Applies a function in a pool of threads; results come in the order of the items.
+def treat_copies(ref: ImageRef, result: Outcome, *, exclusions: Exclusions) -> Iterator[Outcome]:
+    """Yields what became of an image, then a reject for each copy that was dropped for it.
 
-    At most 2 x threads results wait, so memory is bounded whatever the number of items.
+    Copies of an image that is rejected are rejected for the same reason: so many files are bad.
     """
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        window: collections.deque[concurrent.futures.Future[R]] = collections.deque()
-        for item in items:
-            window.append(pool.submit(function, item))
-            if len(window) > 2 * threads:
-                yield window.popleft().result()
-        while window:
-            yield window.popleft().result()
+    yield result
+    for copy in ref.copies:
+        if isinstance(result, PreparedRecord):
+            detail = SAME_BYTES + ref.key
+            yield Reject(copy.key, copy.source, copy.label, "duplicate", detail)
+        elif result.reason == "excluded":
+            yield exclusions.reject_key(copy.key)
+        else:
+            yield Reject(copy.key, copy.source, copy.label, result.reason, result.detail)
 
 
 def _prepare(refs: Sequence[ImageRef], task: Task, *, decoders: int) -> Iterator[Outcome]:
@@ -196,6 +198,7 @@ class WriteShards(beam.io.WriteToTFRecord):
         plan: pvalue.AsSingleton,
         labels: pvalue.AsSingleton,
         exclusions: Exclusions | pvalue.AsSingleton,
+        run: pvalue.AsSingleton,
     ):
         """Takes plan and labels, and exclusions where there are any, as side inputs.
 
@@ -207,6 +210,7 @@ class WriteShards(beam.io.WriteToTFRecord):
           plan: {split: number of shards}.
           labels: all labels, in the order of their ids.
           exclusions: contents that must not come in.
+          run: digest of plan.json, which is there before any shard is.
         """
         super().__init__(
             files.join(output, ""),
@@ -221,6 +225,7 @@ class WriteShards(beam.io.WriteToTFRecord):
         self._plan = plan
         self._labels = labels
         self._exclusions = exclusions
+        self._run = run
 
     def expand(self, refs: beam.PCollection[ImageRef]) -> dict[str, beam.PCollection]:
         """Brings each shard's references together; every planned shard is written, full or not."""
@@ -233,15 +238,48 @@ class WriteShards(beam.io.WriteToTFRecord):
             | "GroupShards" >> beam.GroupByKey()
             # ((split, index, count), [ImageRef, pickled, or nothing])
             | "WriteShard"
-            >> beam.FlatMap(self._write, self._labels, self._exclusions).with_outputs(
-                "Reject", "Content", main="ShardSummary"
-            )
+            >> beam.FlatMap(
+                self._write_once, self._run, self._labels, self._exclusions
+            ).with_outputs("Reject", "Content", main="ShardSummary")
         )
         return {
             "summaries": written.ShardSummary,
             "rejects": written.Reject,
             "contents": written.Content,
         }
+
+    def _write_once(
+        self, shard: tuple[ShardKey, Iterable[bytes]], run: str, *rest: Any
+    ) -> Iterator[Any]:
+        """Hands on a shard that an earlier run, or attempt, finished; writes it otherwise."""
+        with self._saying_where(), files.hold_folder(self._output):
+            resume.check_still(self._output, run)
+            name = self._shard_name(shard[0])
+            done = resume.read_done(self._output, name, plan=run)
+            if done is not None:
+                yield from _tag_done(done)
+                yield done.summary
+                return
+            told: dict[str, list[Any]] = {"Reject": [], "Content": []}
+            for item in self._write(shard, *rest):
+                if isinstance(item, pvalue.TaggedOutput):
+                    told[item.tag].append(item.value)
+                    yield item
+                    continue
+                done = resume.DoneShard(item, tuple(told["Reject"]), tuple(told["Content"]))
+                resume.write_done(self._output, done, plan=run)
+                yield item
+
+    @contextlib.contextmanager
+    def _saying_where(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # Disk full, no permission, a store that refuses: the run's end, not the image's.
+            raise DataError(
+                f"cannot write to {self._output}: {error.strerror or error}; mend it, then run "
+                "again with --resume"
+            ) from error
 
     def _write(
         self,
@@ -257,14 +295,11 @@ class WriteShards(beam.io.WriteToTFRecord):
             key=lambda ref: place_of(ref.key, seed=self._seed),
         )
         outcomes = _prepare(ordered, task, decoders=self._decoders)
-        try:
-            yield from self._write_files(key, outcomes)
-        except OSError as error:
-            # Disk full, no permission, a store that refuses: the run's end, not the image's.
-            raise DataError(
-                f"cannot write to {self._output}: {error.strerror or error}; mend it, then run "
-                "again with --overwrite"
-            ) from error
+        every = itertools.chain.from_iterable(
+            treat_copies(ref, outcome, exclusions=exclusions)
+            for ref, outcome in zip(ordered, outcomes, strict=True)
+        )
+        yield from self._write_files(key, every)
 
     def _write_files(self, key: ShardKey, outcomes: Iterable[Outcome]) -> Iterator[Any]:
         name = self._shard_name(key)
@@ -283,8 +318,10 @@ class WriteShards(beam.io.WriteToTFRecord):
                 row = index_row(result, offset=offset, size=tally.bytes - offset)
                 rows.append(row)
                 # Handed on at once, while the decoders are busy with the next ones.
-                content = (bytes.fromhex(result.source_sha256), (row["key"], row["label"]))
-                yield pvalue.TaggedOutput("Content", content)
+                digest = bytes.fromhex(result.source_sha256)
+                yield pvalue.TaggedOutput("Content", (digest, (row["key"], row["label"])))
+                for copy in result.ref.copies:
+                    yield pvalue.TaggedOutput("Content", (digest, (copy.key, copy.label)))
         finally:
             self._sink.close(tally)
         write_index(self._output, name, rows)
@@ -300,6 +337,13 @@ class WriteShards(beam.io.WriteToTFRecord):
     def _shard_name(self, key: ShardKey) -> str:
         split, index, count = key
         return split + self._sink.shard_name_format % {"shard_num": index, "num_shards": count}
+
+
+def _tag_done(done: resume.DoneShard) -> Iterator[pvalue.TaggedOutput]:
+    for reject in done.rejects:
+        yield pvalue.TaggedOutput("Reject", reject)
+    for content in done.contents:
+        yield pvalue.TaggedOutput("Content", content)
 
 
 def place_image(
@@ -448,7 +492,8 @@ def check_reject_rate(
     if faults > max_reject_rate * (records + faults):
         raise DataError(
             f"{faults} of {records + faults} inputs were rejected ({reasons}), more than "
-            f"--max-reject-rate {max_reject_rate:g}: see {where}; mend the inputs or raise the rate"
+            f"--max-reject-rate {max_reject_rate:g}: see {where}; mend the inputs, or "
+            "raise the rate and go on with --resume"
         )
     if not records:
         raise DataError(f"no input became a record ({reasons or 'none found'}): see {where}")
@@ -518,12 +563,56 @@ def make_manifest(
 
 
 @dataclasses.dataclass
+class KeepPlan(beam.PTransform):
+    """What was counted -> the digest of plan.json, which is then there, or was and says the same.
+
+    No shard is written before: where the folder was begun with other flags, inputs or versions,
+    nothing in it changes.
+    """
+
+    output: str
+    header: ManifestHeader
+    plan: pvalue.AsSingleton
+    labels: pvalue.AsSingleton
+    exclusions: Exclusions | pvalue.AsSingleton
+
+    def expand(self, sizes: beam.PCollection[Sizes]) -> beam.PCollection[str]:
+        """On a worker, whose libraries make the bytes."""
+        return sizes | "KeepPlan" >> beam.Map(self._keep, self.plan, self.labels, self.exclusions)
+
+    def _keep(
+        self,
+        sizes: Sizes,
+        plan: Mapping[str, int],
+        labels: tuple[str, ...],
+        exclusions: Exclusions,
+    ) -> str:
+        document = resume.describe_plan(
+            tpufeed=self.header.tpufeed,
+            libraries=library_versions(),
+            config=self.header.config,
+            labels=labels,
+            sizes=sizes,
+            exclusions=exclusions.contents,
+            shards=plan,
+        )
+        try:
+            return resume.keep_plan(self.output, document)
+        except OSError as error:
+            raise DataError(
+                f"cannot write to {self.output}: {error.strerror or error}; mend it, then run "
+                "again with --resume"
+            ) from error
+
+
+@dataclasses.dataclass
 class WriteManifest(beam.PTransform):
     """All summaries -> dataset.json, last of all; or the run's failure, and none."""
 
     output: str
     header: ManifestHeader
     labels: pvalue.AsSingleton
+    run: pvalue.AsSingleton
     rejects: pvalue.AsSingleton
     skipped: pvalue.AsIter
     columns: pvalue.AsIter
@@ -536,10 +625,10 @@ class WriteManifest(beam.PTransform):
         return (
             summaries.pipeline
             | "Once" >> beam.Impulse()
-            | "WriteManifest" >> beam.Map(self._write, self.duplicates, *facts)
+            | "WriteManifest" >> beam.Map(self._write, self.run, self.duplicates, *facts)
         )
 
-    def _write(self, _: bytes, duplicates: int, *facts: Any) -> Manifest:
+    def _write(self, _: bytes, run: str, duplicates: int, *facts: Any) -> Manifest:
         manifest = make_manifest(*facts, header=self.header)
         check_reject_rate(
             manifest.records,
@@ -547,5 +636,15 @@ class WriteManifest(beam.PTransform):
             max_reject_rate=self.header.max_reject_rate,
             output=self.output,
         )
-        files.write_file(self.output, MANIFEST, dump_manifest(manifest))
+        data = dump_manifest(manifest)
+        if not resume.is_finished(self.output, data):  # else by an attempt that was not heard of
+            resume.check_still(self.output, run)
+            files.write_file(self.output, MANIFEST, data)
+        resume.forget_run(self.output, _shard_names(manifest))
         return manifest
+
+
+def _shard_names(manifest: Manifest) -> Iterator[str]:
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            yield shard.name.removesuffix(SHARD_SUFFIX)
