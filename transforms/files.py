@@ -115,6 +115,10 @@ def asking_store(path: str) -> Iterator[None]:
 
 
 def _as_os_error(error: Exception, path: str) -> Exception:
+    if not is_remote(path) and isinstance(error, OSError):
+        # Beam wraps it in one more, without its number.
+        inner = error.args[0] if error.args else None
+        return inner if isinstance(inner, OSError) else error
     if isinstance(error, FileNotFoundError | PermissionError):
         return error
     code = getattr(error, "code", None)

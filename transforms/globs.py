@@ -157,6 +157,8 @@ def read_problem(error: OSError) -> tuple[str, str]:
     nowhere = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
     missing = isinstance(error, FileNotFoundError) or error.errno in nowhere
     detail = error.strerror or str(error) or type(error).__name__
+    if error.errno == errno.ETIMEDOUT:
+        return "timeout", detail
     return "missing" if missing else "unreadable", detail
 
 

@@ -146,10 +146,9 @@ def channel_moments(
 def moments_of_training(
     summaries: Iterable[ShardSummary],
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Mean and standard deviation over the split "train", over all splits where there is none."""
-    summaries = list(summaries)
-    chosen = [s for s in summaries if s.split == "train"] or summaries
-    chosen = [s for s in chosen if s.pixels]
+    """Mean and standard deviation over the split "train", over all splits where that has no record."""
+    filled = [s for s in summaries if s.pixels]
+    chosen = [s for s in filled if s.split == "train"] or filled
     if not chosen:
         return None, None
     return channel_moments(

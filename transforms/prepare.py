@@ -6,6 +6,7 @@ Imports no Beam: this is what the decoder processes run, see transforms/decoders
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import stat
@@ -16,7 +17,10 @@ from transforms.example import encode_example, make_features
 from transforms.globs import read_problem
 from transforms.idx import read_idx
 from transforms.image import PixelPolicy, prepare_image
-from transforms.records import Exclusions, ImageError, ImageRef, PreparedImage, Reject
+from transforms.records import DataError, Exclusions, ImageError, ImageRef, PreparedImage, Reject
+
+# No picture may be lost to them.
+_OUR_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 Source = tuple[bytes, tuple[int, int] | None]
 
@@ -73,6 +77,11 @@ def read_source(ref: ImageRef) -> Source:
             raise ImageError("unreadable", "no regular file")
         return files.read_file(ref.path, size=ref.size), None
     except OSError as error:
+        if error.errno in _OUR_LIMITS:
+            raise DataError(
+                f"{ref.path}: {error.strerror}: a limit of this process, no fault of the file: "
+                "raise it (ulimit), then run again with --resume"
+            ) from error
         raise ImageError(*read_problem(error)) from error
 
 
