@@ -243,11 +243,11 @@ def _wait(pipeline: beam.Pipeline, log: str) -> BaseException | Submission | Non
             before(args)
 
     threading.excepthook = hook
-    try:
-        threading.Thread(target=lambda: outcome.put(_try(pipeline)), daemon=True).start()
-        return outcome.get()
-    finally:
+    threading.Thread(target=lambda: outcome.put(_try(pipeline)), daemon=True).start()
+    ended = outcome.get()
+    if ended is None:  # else the other workers' threads have yet to raise, for nobody to read
         threading.excepthook = before
+    return ended
 
 
 def _is_beams(args: threading.ExceptHookArgs) -> bool:

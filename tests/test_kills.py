@@ -62,6 +62,20 @@ def undisturbed(many, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def pace(many, tmp_path_factory):
+    """Seconds from each of MOMENTS to the end: {whether with worker processes: [seconds]}."""
+    paces = {}
+    for workers in (False, True):
+        output = tmp_path_factory.mktemp("pace") / "out"
+        words = command(many, output, *FLAGS, *(WORKERS if workers else []))
+        process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL)
+        times = [wait_for(moment, output, process) for moment in MOMENTS]
+        assert process.wait(timeout=300) == 0
+        paces[workers] = [time.monotonic() - since for since in times]
+    return paces
+
+
+@pytest.fixture(scope="module")
 def old(many, tmp_path_factory):
     """What --overwrite finds: another data set."""
     output = tmp_path_factory.mktemp("old") / "out"
@@ -81,20 +95,45 @@ def tally(request):
                 reporter.write_line(f"killed {kind}: {state}: {number}")
 
 
-def start_and_kill(words, output, *, chance, of_workers="", seconds):
-    """Kills a moment after the run first touches its folder; returns the exit code."""
-    before = moment_of(output)
+def folder_touched(output):
+    return stamp(output)
+
+
+def plan_written(output):
+    return stamp(output / "_tmp" / "plan.json")
+
+
+MOMENTS = (folder_touched, plan_written)
+
+
+def stamp(path):
+    try:
+        return path.stat().st_mtime_ns, path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def wait_for(moment, output, process, *, before=None):
+    """Waits until the moment is another one than before, or the process ends."""
+    deadline = time.monotonic() + 120
+    while moment(output) == before and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    return time.monotonic()
+
+
+def start_and_kill(words, output, *, chance, kind, pace, resumed):
+    """Kills at a random moment after the run began, or began to write; returns the exit code."""
+    which = 0 if resumed else chance.randrange(len(MOMENTS))
+    before = MOMENTS[which](output)
     process = subprocess.Popen(
         words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + 120
-        while moment_of(output) == before and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        time.sleep(chance.uniform(0, seconds))
+        wait_for(MOMENTS[which], output, process, before=before)
+        time.sleep(chance.uniform(0, pace[which]))
         target = process.pid
-        if of_workers == "a worker":
+        if kind == "a worker":
             target = chance.choice(worker_processes(process.pid) or [target])
         if process.poll() is None:
             os.kill(target, signal.SIGKILL)
@@ -103,13 +142,6 @@ def start_and_kill(words, output, *, chance, of_workers="", seconds):
         process.kill()
     assert errors.count("\n") <= 1, errors
     return process.returncode
-
-
-def moment_of(output):
-    try:
-        return os.stat(output).st_mtime_ns
-    except FileNotFoundError:
-        return None
 
 
 def worker_processes(pid):
@@ -148,7 +180,7 @@ def check(output, undisturbed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_killed_then_resumed(seed, many, undisturbed, old, tmp_path):
+def test_killed_then_resumed(seed, many, undisturbed, old, pace, tmp_path):
     kind, chance, output = KINDS[seed % len(KINDS)], random.Random(seed), tmp_path / "out"
     workers = WORKERS if "worker" in kind else []
     words = command(many, output, *FLAGS, *workers)
@@ -158,9 +190,13 @@ def test_killed_then_resumed(seed, many, undisturbed, old, tmp_path):
         words.append("--overwrite")
     for turn in range(2 if kind == "twice" else 1):
         again = ["--resume"] if turn else []
-        seconds = 5 if workers else 2
         code = start_and_kill(
-            [*words, *again], output, chance=chance, of_workers=kind, seconds=seconds
+            [*words, *again],
+            output,
+            chance=chance,
+            kind=kind,
+            pace=pace[bool(workers)],
+            resumed=bool(turn),
         )
         assert code in (-signal.SIGKILL, 0, 1 if kind == "a worker" else 0)
         TALLY[kind, state_of(output, *fingerprints)] += 1
