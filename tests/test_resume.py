@@ -313,7 +313,7 @@ NOT_OURS = [
     f"_tmp/train-00000-of-00004.tfrecord.{HEX}.bak",
     f"_tmp/train-0-of-4.tfrecord.{HEX}",
     f"_tmp/deeper/train-00000-of-00004.tfrecord.{HEX}",
-    f"index/train-00000-of-00004.tfrecord.{HEX}",
+    f"index/plan.json.{HEX}",
     f"other/_tmp/plan.json.{HEX}",
     "index/notes.done.json",
 ]
@@ -353,6 +353,28 @@ def test_an_overwrite_that_was_cut_short_is_finished(pictures, dataset, tmp_path
     flags = [*FLAGS[:-1], "4", "--resume"]
     assert ingest(f"{pictures}/*/*", output, *flags) == 0
     assert len(stamps(output)) == 4 and (output / "thesis.txt").exists()
+    assert verify_dataset(str(output)) == []
+
+
+def test_an_overwrite_that_fails_half_way_says_so_and_is_resumed(
+    pictures, dataset, tmp_path, monkeypatch, capsys
+):
+    output = shutil.copytree(dataset, tmp_path / "out")
+    real, removed = os.remove, []
+
+    def remove(path):
+        if len(removed) == 5:
+            raise OSError(5, "Input/output error")
+        removed.append(path)
+        real(path)
+
+    monkeypatch.setattr(os, "remove", remove)
+    assert ingest(f"{pictures}/*/*", output, *FLAGS, "--overwrite") == 1
+    assert said(capsys) == [f"--output {output}: Input/output error"]
+    monkeypatch.undo()
+    assert removed[0].endswith("dataset.json") and len(stamps(output)) == 6
+    assert ingest(f"{pictures}/*/*", output, *FLAGS[:-1], "4", "--resume") == 0
+    assert len(stamps(output)) == 4
     assert verify_dataset(str(output)) == []
 
 
