@@ -125,7 +125,10 @@ def test_fewer_bytes_than_listed_are_never_a_picture_or_a_reject(store, tmp_path
     assert ingest("gs://pictures/*/*.jpg", "gs://records/out", "--image-size", "16") == 1
     message = said(capsys)
     assert "bytes came" in message
-    assert message.endswith("it was changed, or cut off on the way; run again with --overwrite")
+    assert message.endswith(
+        "it was changed, or cut off on the way; run again with --resume, with --overwrite if it "
+        "was changed"
+    )
     store.fault = lambda *request: None
     assert "out/dataset.json" not in store.names("gs://records/")
 

@@ -64,8 +64,7 @@ def test_a_worker_killed_in_mid_run_ends_it_within_ten_seconds(slow_pictures, tm
     assert process.returncode == 1
     assert errors.splitlines() == [
         "tpufeed ingest: error: a worker process died (Worker subprocess exited with return code "
-        "-9): nothing was completed; run again with --overwrite, without worker processes if it "
-        "was short of memory"
+        "-9): run again with --resume, without worker processes if it was short of memory"
     ]
     assert not (output / "dataset.json").exists()
     wait_for(lambda: not any(worker.is_running() for worker in workers), seconds=10)
