@@ -181,8 +181,10 @@ def read_plan(output: str) -> dict[str, Any] | None:
     Raises:
       DataError: it is no such file of this version's.
     """
+    path = files.join(output, *PLAN.split("/"))
     try:
-        data = files.read_file(files.join(output, *PLAN.split("/")))
+        # With its size: a store's answer that was cut off is no damaged plan.
+        data = files.read_file(path, size=files.size_of(path))
     except FileNotFoundError:
         return None
     try:
@@ -192,7 +194,7 @@ def read_plan(output: str) -> dict[str, Any] | None:
         problem = f"format is {plan['format']!r}, this version reads {FORMAT}"
     except (ValueError, TypeError, KeyError) as error:
         problem = f"not as tpufeed writes it: {error!r}"
-    raise DataError(f"{files.join(output, PLAN)}: {problem}; begin again with --overwrite")
+    raise DataError(f"{path}: {problem}; begin again with --overwrite")
 
 
 def keep_plan(output: str, plan: Mapping[str, Any]) -> str:
