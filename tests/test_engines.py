@@ -182,3 +182,25 @@ def test_the_flowers(engine, workers, shared, tmp_path, request):
         pattern, *rest = words
         assert ingest(pattern, tmp_path / name, *rest, *more) == 0
     check(tmp_path / "far", tmp_path / "local")
+
+
+@pytest.mark.parametrize("engine", ["job_service", "prism"])
+def test_a_run_goes_on_and_copies_are_dropped(engine, workers, pictures, tmp_path, request):
+    """Begun far away, finished far away: the marks are written and believed by the workers."""
+    flags = portable(request.getfixturevalue(engine), workers)
+    folder = shutil.copytree(pictures, tmp_path / "in")
+    shutil.copy(folder / "ash" / "00.jpg", folder / "birch" / "copy.jpg")
+    (folder / "ash" / "empty.jpg").write_bytes(b"")
+    words = [f"{folder}/*/*", tmp_path / "out", *FLAGS, "--duplicates", "drop"]
+    assert ingest(*words, *flags) == 1  # the rate
+    shards = {path: path.stat().st_ino for path in (tmp_path / "out").glob("*.tfrecord")}
+    assert len(shards) == 5
+    min(shards).unlink()
+    assert ingest(*words, *flags, "--resume", "--max-reject-rate", "0.1") == 0
+    words[1] = tmp_path / "local"
+    assert ingest(*words, "--max-reject-rate", "0.1") == 0
+    check(tmp_path / "out", tmp_path / "local")
+    assert not (tmp_path / "out" / "_tmp").exists()
+    manifest = load_manifest(str(tmp_path / "out"))
+    assert (manifest.records, manifest.rejects) == (60, {"duplicate": 1, "zero_byte": 1})
+    assert sum(path.stat().st_ino == shards[path] for path in shards) >= 4
