@@ -207,3 +207,35 @@ def test_killed_then_resumed(seed, many, undisturbed, old, pace, tmp_path):
         done = run(many, output, *FLAGS, "--overwrite")
     assert done.returncode == 0, done.stderr
     check(output, undisturbed)
+
+
+# `tpufeed ingest --overwrite`, killed before it removes its n-th file.
+REMOVING = """
+import os, signal, sys
+from pipeline.__main__ import main
+real, left = os.remove, [int(sys.argv[1])]
+def remove(path):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(path)
+os.remove = remove
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 30, 45])
+def test_killed_while_the_old_set_is_removed(number, many, undisturbed, old, tmp_path):
+    output = tmp_path / "out"
+    subprocess.run(["cp", "-r", str(old), str(output)], check=True)
+    (output / "thesis.txt").touch()
+    words = [*command(many, output, *FLAGS)[3:], "--overwrite"]
+    done = subprocess.run([sys.executable, "-c", REMOVING, str(number), *words], cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL
+    fingerprints = [load_manifest(str(path)).fingerprint for path in (undisturbed, old)]
+    state = state_of(output, *fingerprints)
+    assert state == ("old set" if number == 0 else "old set half removed")
+    assert (len(list(output.glob("*.tfrecord"))) < 15) == (number == 45)
+    assert run(many, output, *FLAGS, "--resume").returncode == 0
+    (output / "thesis.txt").unlink()
+    check(output, undisturbed)

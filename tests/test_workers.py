@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,21 @@ def test_a_worker_killed_in_mid_run_ends_it_within_ten_seconds(slow_pictures, tm
     ]
     assert not (output / "dataset.json").exists()
     wait_for(lambda: not any(worker.is_running() for worker in workers), seconds=10)
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="nothing ties workers to the launcher")
+def test_workers_end_with_a_launcher_that_is_killed(slow_pictures, tmp_path):
+    """And do not go on writing into a folder that is free for the next run."""
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "pipeline", "ingest", "--input", f"{slow_pictures}/*/*"]
+    command += ["--output", str(output), "--shards", "2", *WORKERS]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    wait_for(lambda: list(output.glob("_tmp/*.tfrecord.*")), seconds=120)
+    workers = worker_processes(process)
+    assert len(workers) == 2
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(worker.is_running() for worker in workers), seconds=3)
 
 
 def test_a_worker_processs_own_error_comes_out_as_one_line(pictures, tmp_path, capfd):
