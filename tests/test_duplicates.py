@@ -14,8 +14,7 @@ from pipeline.__main__ import main
 from pipeline.verify import verify_dataset
 from transforms.duplicates import TreatCopies, drop_copies, group_by_content, know_content
 from transforms.manifest import load_manifest
-from transforms.records import Copy, DataError, ImageRef, Reject
-from transforms.screen import Exclusions
+from transforms.records import Copy, DataError, Exclusions, ImageRef, Reject
 from transforms.write import treat_copies
 
 FLAGS = ["--image-size", "16", "--split", "train=0.5,test=0.5", "--shards", "4"]
@@ -190,7 +189,7 @@ def test_excluded_copies_leave_nothing_behind(mode, by, copies, tmp_path):
 def test_a_source_that_changed_since_it_was_hashed_is_no_record():
     """Or a content could stand in two splits, and its copies be dropped for nothing."""
     from transforms.image import PixelPolicy
-    from transforms.write import RecordPolicy, prepare_record
+    from transforms.prepare import RecordPolicy, prepare_record
 
     ref = ImageRef("version", "/proc/version", "a", "train", sha256="0" * 64)
     policy = RecordPolicy(PixelPolicy(width=8, height=8))
@@ -305,4 +304,4 @@ def test_treat_copies_in_a_pipeline(mode, tmp_path):
         expected = list(drop_copies(known.values()))
         assert len(expected) == 3
     with beam.Pipeline(runner="FnApiRunner") as root:
-        assert_that(root | beam.Create(refs) | TreatCopies(mode, 2), equal_to(expected))
+        assert_that(root | beam.Create(refs) | TreatCopies(mode), equal_to(expected))

@@ -146,7 +146,7 @@ def channel_moments(
 def moments_of_training(
     summaries: Iterable[ShardSummary],
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Mean and standard deviation over the split "train", over all splits where that has no record."""
+    """Mean and standard deviation over the split "train", over all where that has no record."""
     filled = [s for s in summaries if s.pixels]
     chosen = [s for s in filled if s.split == "train"] or filled
     if not chosen:
