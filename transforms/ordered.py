@@ -66,8 +66,8 @@ def map_in_order(
         given_up += 1
         if given_up > MOST_GIVEN_UP:
             raise DataError(
-                f"{given_up} reads in one shard hung for more than {seconds:g} seconds: see "
-                "whether the file system of the inputs answers, then run again with --resume"
+                f"{given_up} sources were not read within {seconds:g} seconds each: see whether "
+                "the file system of the inputs answers, then run again with --resume"
             )
         _start(function, tasks)
         return give_up(task.item)
