@@ -35,19 +35,21 @@ class Ingest(BeamRunPythonPipelineOperator):
 
     def execute(self, context):
         """Fills in the run's parameters and starts `python -m pipeline ingest`."""
-        params, day = context["params"], context["ds"]
+        import tpufeed_steps as steps
+
+        params, day = context["params"], steps.check_day(context.get("ds"))
         self.py_interpreter, self.runner = params["python"], params["runner"]
         self.pipeline_options = {
             **params["ingest_flags"],
             "input": params["input"].replace("{ds}", day),
-            "output": f"{params['output'].rstrip('/')}/{day}",
+            "output": steps.folder_of(params["output"], day),
             "overwrite": True,
         }
         super().execute(context)
 
 
 @task(outlets=[RECORDS])
-def verify(params=None, ds=None) -> str:
+def verify(params=None, ds=None, outlet_events=None) -> str:
     """Verifies the day's folder and holds its records against the day before; returns its path."""
     import tpufeed_steps as steps
 
@@ -64,6 +66,7 @@ def verify(params=None, ds=None) -> str:
             before=steps.records_of(earlier),
             max_drop=params["max_record_drop"],
         )
+    outlet_events[RECORDS].extra = {"folder": folder}
     return folder
 
 
@@ -80,6 +83,7 @@ def launch(params=None, ds=None) -> str:
     last = steps.read_json(python, f"{params['runs']}/{steps.LAST}")
     if last and last["fingerprints"] == sorted(prints.values()):
         raise AirflowSkipException(f"the data has not changed since {last['run']} was trained")
+    # A retry has the same name, and so finds the job that was submitted before.
     name = steps.run_name(ds, list(prints.values()), flags)
     run = steps.folder_of(params["runs"], name)
     data = [word for folder in prints for word in ("--data", folder)]

@@ -23,6 +23,13 @@ _WRITE = (
 LAST = "last-training.json"
 
 
+def check_day(day: str | None) -> str:
+    """Returns the day of the run; raises ValueError for one that was triggered without."""
+    if not day:
+        raise ValueError("the run has no logical date, so no day to ingest: trigger it with one")
+    return day
+
+
 def folder_of(output: str, day: str) -> str:
     """The folder of one data interval: OUTPUT/YYYY-MM-DD."""
     return f"{output.rstrip('/')}/{day}"
