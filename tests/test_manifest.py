@@ -208,6 +208,13 @@ def edited(**changes) -> bytes:
     return json.dumps(document).encode()
 
 
+SHARD = {"name": "train-00000-of-00001.tfrecord", "records": 1, "bytes": 1, "sha256": ""}
+
+
+def with_shard(shard):
+    return {"train": {"records": 1, "classes": {}, "shards": [shard]}}
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -225,19 +232,45 @@ def edited(**changes) -> bytes:
             edited(skipped=None, labels=None),
             "d.json: labels, skipped missing: the file was edited or cut",
         ),
-        (edited(extra=1), "d.json: unknown field extra: the file was edited"),
-        (
-            edited(splits={"train": {"records": 1, "classes": {}}}),
-            "d.json: not as tpufeed writes it: KeyError('shards')",
+        (edited(extra=1), "d.json: unknown field 'extra': the file was edited"),
+        *(
+            (edited(**{name: value}), f"d.json: {what}: not as tpufeed writes it")
+            for name, value, what in (
+                ("labels", 5, "labels is 5"),
+                ("labels", ["a", "a"], "labels is ['a', 'a']"),
+                ("labels", "ab", "labels is 'ab'"),
+                ("labels", ["\ud800"], "a text holds half a surrogate pair"),
+                ("config", [], "config is []"),
+                ("schema", ["flowers"], "schema is ['flowers']"),
+                ("channels", True, "channels is True"),
+                ("channels", 4, "channels is 4"),
+                ("image_size", [1.5, 2], "image_size is [1.5, 2]"),
+                ("label_offset", -1, "label_offset is -1"),
+                ("skipped", 2**63, "skipped is 9223372036854775808"),
+                ("channel_mean", [float("nan")], "channel_mean is [nan]"),
+                ("channel_std", [10**400], f"channel_std is [1{'0' * 75}..."),
+                ("rejects", {"corrupt": "1"}, "rejects is {'corrupt': '1'}"),
+                ("features", 1, "features is 1"),
+                ("features", {"a": {"dtype": "int64"}}, "features.'a' is {'dtype': 'int64'}"),
+                (
+                    "features",
+                    {"a": {"dtype": "int64", "shape": [], "default": "0"}},
+                    "features.'a' is {'dtype': 'int64', 'shape': [], 'default': '0'}",
+                ),
+                ("splits", [], "splits is []"),
+                ("splits", {"a/../b": {}}, "the name of a split is 'a/../b'"),
+                (
+                    "splits",
+                    {"train": {"records": 1, "classes": {}}},
+                    "splits.train is {'records': 1, 'classes': {}}",
+                ),
+                ("splits", with_shard({"name": "x"}), "splits.train.shards[0] is {'name': 'x'}"),
+            )
         ),
         (
-            edited(splits={"train": {"records": 1, "classes": {}, "shards": [{"name": "x"}]}}),
-            'd.json: not as tpufeed writes it: TypeError("Shard.__init__() missing 3 required '
-            "positional arguments: 'records', 'bytes', and 'sha256'\")",
-        ),
-        (
-            edited(labels=5),
-            "d.json: not as tpufeed writes it: TypeError(\"'int' object is not iterable\")",
+            b"[" * 100_000,
+            "d.json: no JSON object: maximum recursion depth exceeded while decoding"
+            " a JSON array from a unicode string",
         ),
     ],
 )
@@ -245,6 +278,25 @@ def test_parse_refuses(data, message):
     with pytest.raises(ValueError) as caught:
         parse_manifest(data, path="d.json")
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../train-00000-of-00001.tfrecord",
+        "/etc/train-00000-of-00001.tfrecord",
+        "train-00000-of-00001.tfrecord/a",
+        "test-00000-of-00001.tfrecord",
+        "train-00000-of-00001.tfrecord\n",
+        "train-00000-of-00001.tfrecord.gz",
+        "train-00000-of-00001",
+    ],
+)
+def test_a_shard_is_named_as_shards_are(name):
+    """What reads, or removes, the files of a data set goes by these names."""
+    assert parse_manifest(edited(splits=with_shard(SHARD)), path="d.json")
+    with pytest.raises(ValueError, match=r"d\.json: splits\.train\.shards\[0\] is \{'name': '"):
+        parse_manifest(edited(splits=with_shard({**SHARD, "name": name})), path="d.json")
 
 
 def test_edits_are_noticed():

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from transforms import example, files
 from transforms.records import ShardSummary
-from transforms.shards import SHARD_SUFFIX
+from transforms.shards import SHARD_NAME, SHARD_SUFFIX, SPLIT_NAME
 
 MANIFEST = "dataset.json"
 REJECTS = "rejects.jsonl"
@@ -188,24 +189,136 @@ def parse_manifest(data: bytes, *, path: str, check_fingerprint: bool = True) ->
     try:
         document = json.loads(data)
         found = document.get("format")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: no JSON object: {error}") from error
     if found != FORMAT:
-        raise ValueError(f"{path}: format is {found!r}, this version reads {FORMAT}")
+        raise ValueError(f"{path}: format is {_short(found)}, this version reads {FORMAT}")
     known = {field.name for field in dataclasses.fields(Manifest)} | {"fingerprint"}
     if missing := sorted(known - set(document)):
         raise ValueError(f"{path}: {', '.join(missing)} missing: the file was edited or cut")
     if unknown := sorted(set(document) - known):
-        raise ValueError(f"{path}: unknown field {', '.join(unknown)}: the file was edited")
+        raise ValueError(f"{path}: unknown field {_short(unknown[0])}: the file was edited")
     claimed = document.pop("fingerprint")
     if check_fingerprint and claimed != (actual := fingerprint(document)):
         raise ValueError(
-            f"{path}: fingerprint is {claimed}, the contents give {actual}: the file was edited"
+            f"{path}: fingerprint is {_short(claimed)[1:-1]}, the contents give {actual}: the file "
+            "was edited"
         )
+    if problem := next(_problems(document), ""):
+        raise ValueError(f"{path}: {problem}: not as tpufeed writes it")
+    return _from_json(document)
+
+
+def _problems(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is of the wrong kind, so that nothing after has to ask.
+
+    The names of splits and shards are held to their form: they become parts of paths.
+    """
+    for where, value, test in _kinds(document):
+        if not test(value):
+            yield f"{where} is {_short(value)}"
     try:
-        return _from_json(document)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not as tpufeed writes it: {error!r}") from error
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        yield "a text holds half a surrogate pair"
+
+
+def _kinds(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, Callable[[Any], bool]]]:
+    tests: dict[str, Callable[[Any], bool]] = {
+        "tpufeed": _is_text,
+        "libraries": lambda value: _is_table(value, _is_text),
+        "config": lambda value: isinstance(value, dict),
+        "schema": lambda value: value in example.SCHEMAS,
+        "encoding": _is_text,
+        "channels": lambda value: _is_count(value) and value in (1, 3),
+        "image_size": lambda value: (
+            value is None or (_is_list(value, _is_count) and len(value) == 2)
+        ),
+        "labels": lambda value: _is_list(value, _is_text) and len(set(value)) == len(value),
+        "label_offset": _is_count,
+        "features": lambda value: isinstance(value, dict),
+        "splits": lambda value: isinstance(value, dict),
+        "channel_mean": _is_moments,
+        "channel_std": _is_moments,
+        "rejects": lambda value: _is_table(value, _is_count),
+        "skipped": _is_count,
+    }
+    for name, test in tests.items():
+        yield name, document[name], test
+    for name, feature in document["features"].items():
+        yield f"features.{_short(name)}", feature, _is_feature
+    for name, split in document["splits"].items():
+        yield "the name of a split", name, SPLIT_NAME.fullmatch
+        yield f"splits.{name}", split, _is_split
+        for number, shard in enumerate(split["shards"]):
+            yield f"splits.{name}.shards[{number}]", shard, functools.partial(_is_shard, name)
+
+
+def _short(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_list(value: Any, test: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(test, value))
+
+
+def _is_table(value: Any, test: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(map(test, value.values()))
+
+
+def _is_moments(value: Any) -> bool:
+    # A whole number may be too long for a float.
+    return value is None or _is_list(
+        value, lambda v: type(v) is float and math.isfinite(v) or _is_count(v)
+    )
+
+
+def _is_feature(value: Any) -> bool:
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "default"}:
+        return False
+    kinds: dict[Any, Any] = {"bytes": str, "int64": int, "float": float}
+    dtype, default = value["dtype"], value["default"]
+    return (
+        _is_text(dtype)
+        and dtype in kinds
+        and _is_list(value["shape"], _is_count)
+        and len(value["shape"]) <= 1
+        and (default is None or type(default) is kinds[dtype])
+    )
+
+
+def _is_split(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and set(value) == {"records", "classes", "shards"}
+        and _is_count(value["records"])
+        and _is_table(value["classes"], _is_count)
+        and isinstance(value["shards"], list)
+    )
+
+
+def _is_shard(split: str, value: Any) -> bool:
+    if not isinstance(value, dict) or set(value) != {"name", "records", "bytes", "sha256"}:
+        return False
+    name = value["name"]
+    found = _is_text(name) and SHARD_NAME.fullmatch(name.removesuffix(SHARD_SUFFIX))
+    return (
+        bool(found)
+        and found["split"] == split
+        and name.endswith(SHARD_SUFFIX)
+        and _is_count(value["records"])
+        and _is_count(value["bytes"])
+        and _is_text(value["sha256"])
+    )
 
 
 def _from_json(document: dict[str, Any]) -> Manifest:
