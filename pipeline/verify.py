@@ -14,6 +14,7 @@ import io
 import json
 import re
 import struct
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, cast
 
@@ -112,7 +113,7 @@ class _Chained(io.RawIOBase):
 def _read(file: Readable, size: int, number: int) -> bytes:
     try:
         return file.read(size)
-    except (OSError, EOFError, OverflowError, MemoryError) as error:
+    except (OSError, EOFError, OverflowError, MemoryError, zlib.error) as error:
         raise RecordError(f"record {number}: cannot be read: {error}") from error
 
 

@@ -127,7 +127,8 @@ class _Header:
         split = row.get("split", self.split)
         if "split" in row and not SPLIT_NAME.fullmatch(split):
             raise DataError(
-                f"{where}: split {split!r}: allowed are 1 to 64 letters, digits and underscores"
+                f"{where}: split {_short(split)!r}: allowed are 1 to 64 letters, digits and "
+                "underscores"
             )
         features = tuple(_parse_cell(row[spec.name], spec, where) for spec in self.specs)
         path = _resolve(row["path"], posixpath.dirname(self.path))
@@ -145,15 +146,18 @@ def _parse_header(
     names = tuple(name for name, _, _ in pairs)
     for name in ("path", "label"):
         if name not in names:
+            header = _short(",".join(cells[:20]))
             raise DataError(
-                f"{path}: no column {name!r} in the header {','.join(cells[:20])!r}; needed is "
+                f"{path}: no column {name!r} in the header {header!r}; needed is "
                 "path,label[,split][,key][,more]"
             )
     for name in names:
         if not name:
             raise DataError(f"{path}: a column has no name: name each column")
         if names.count(name) > 1:
-            raise DataError(f"{path}: two columns are named {name!r}: name each column once")
+            raise DataError(
+                f"{path}: two columns are named {_short(name)!r}: name each column once"
+            )
     if grouping.kind == "column" and grouping.value not in names:
         raise DataError(f"--split-by column:{grouping.value}: no such column in {path}")
     if split and "split" in names:
@@ -171,7 +175,9 @@ def _parse_header(
 def _column_spec(name: str, type_: str, path: str, reserved: frozenset[str]) -> FeatureSpec | None:
     """Returns what an extra column becomes, None for one of our own."""
     if type_ not in _CSV_TYPES:
-        raise DataError(f"{path}: column {name}:{type_}: allowed types are int, float, bytes")
+        raise DataError(
+            f"{path}: column {_short(name)}:{_short(type_)}: allowed types are int, float, bytes"
+        )
     if name in _OWN_COLUMNS:
         if type_:
             raise DataError(f"{path}: column {name}:{type_}: {name} takes no type; write {name}")
@@ -198,11 +204,15 @@ def _parse_cell(cell: str, spec: FeatureSpec, where: str) -> tuple[str, bytes | 
             raise ValueError
     except (ValueError, OverflowError, struct.error) as error:
         kind = "a whole number of 64" if spec.dtype == "int64" else "a finite number of 32"
-        shown = cell if len(cell) <= 40 else cell[:37] + "..."
         raise DataError(
-            f"{where}: {spec.name} is {shown!r}, must be {kind} bits or empty"
+            f"{where}: {_short(spec.name)} is {_short(cell, most=40)!r}, must be {kind} bits or "
+            "empty"
         ) from error
     return spec.name, value
+
+
+def _short(text: str, *, most: int = 200) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _resolve(cell: str, folder: str) -> str:
