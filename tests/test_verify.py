@@ -1,6 +1,7 @@
 """Every damage is found, and named: file, record, reason."""
 
 import copy
+import gzip
 import io
 import json
 import shutil
@@ -12,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import tensorflow as tf
-from helpers import ingest
+from helpers import draw, ingest
 
 from pipeline.__main__ import main
 from pipeline.verify import RecordError, read_records, verify_dataset
@@ -68,6 +69,59 @@ def test_any_byte_flipped_in_a_shard_is_found_and_its_record_named(copied):
         assert findings, f"byte {place}"
         assert findings[0].startswith(f"{shard.name}: record {number}: the "), findings
         assert "checksum does not match" in findings[0]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """One shard of three records, small enough to try all that can happen to a byte of it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    for number in range(3):
+        draw(folder / "in" / "ash" / f"{number}.png", seed=number, size=(8, 8))
+    flags = ["--image-size", "6", "--channels", "1", "--encoding", "raw", "--shards", "1"]
+    assert ingest(f"{folder}/in/*/*", folder / "out", *flags) == 0
+    return folder / "out"
+
+
+def test_every_other_value_of_every_byte_is_found_in_its_record(tiny):
+    shard = first_shard(tiny)
+    whole = shard.read_bytes()
+    offsets = offsets_of(shard)
+    assert [record.fault for record in read_records(io.BytesIO(whole))] == ["", "", ""]
+    for place, value in enumerate(whole):
+        number = sum(offset <= place for offset, _ in offsets) - 1
+        for other in set(range(256)) - {value}:
+            broken = whole[:place] + bytes([other]) + whole[place + 1 :]
+            try:
+                faults = [record.fault for record in read_records(io.BytesIO(broken))]
+            except RecordError as error:  # of the length: nothing after can be read
+                faults = [str(error)]
+            (fault,) = filter(None, faults)
+            assert fault.startswith(f"record {number}: the "), (place, other)
+            assert "checksum does not match" in fault, (place, other)
+
+
+def test_every_byte_flipped_and_every_cut_is_found_by_verify(tiny, tmp_path):
+    copied = shutil.copytree(tiny, tmp_path / "copy")
+    shard = first_shard(copied)
+    whole = shard.read_bytes()
+    offsets = offsets_of(shard)
+    assert verify_dataset(str(copied)) == [] and 500 < len(whole) < 1500
+    for place in range(len(whole)):
+        number = sum(offset <= place for offset, _ in offsets) - 1
+        bit = 1 << place % 8
+        shard.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+        (finding,) = verify_dataset(str(copied))
+        assert finding.startswith(f"{shard.name}: record {number}: the "), (place, finding)
+        shard.write_bytes(whole[:place])
+        size, *rest = verify_dataset(str(copied))
+        assert size == f"{shard.name}: {place} bytes, dataset.json says {len(whole)}"
+        ends = [offset for offset, _ in offsets]
+        if place in ends:  # no record is damaged: some are not there
+            expected = [f"{shard.name}: {ends.index(place)} records, dataset.json says 3"]
+        else:
+            part = "length" if place < offsets[number][0] + 12 else "data"
+            expected = [f"{shard.name}: record {number}: the file ends within the {part}"]
+        assert rest[: len(expected)] == expected, (place, rest)
 
 
 def test_a_changed_record_with_right_checksums_is_found(copied):
@@ -322,6 +376,10 @@ def test_read_records_agrees_with_tensorflow(tmp_path):
         (frame(b"one")[:-1], "record 0: the file ends within the data"),
         (frame(b"one") + frame(b"two")[:13], "record 1: the file ends within the data"),
         (b"\x1f\x8b" + b"not gzip after all", "record 0: cannot be read: "),
+        (
+            gzip.compress(frame(b"one"))[:10] + bytes([0xFF]) + gzip.compress(frame(b"one"))[11:],
+            "record 0: cannot be read: Error -3 while decompressing",
+        ),
     ],
 )
 def test_read_records_says_what_is_wrong(data, message):
