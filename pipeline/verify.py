@@ -20,6 +20,7 @@ from typing import Any, Protocol, cast
 
 import google_crc32c
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
 
 from pipeline.reference import check_picture, check_sources, shorten
@@ -31,6 +32,12 @@ from transforms.shards import SHARD_NAME, SHARD_SUFFIX, place_of, shard_of
 DEPTHS = ("quick", "full", "deep")
 _MOST_FINDINGS_A_FILE = 10
 _CRC_MASK = 0xA282EAD8
+# The columns of index/ that something is checked by; of the lists, their elements.
+_LISTS = ("channel_sum", "channel_sum_of_squares")
+_COLUMNS = {
+    **dict.fromkeys(("key", "source", "label", "source_sha256"), pyarrow.string()),
+    **dict.fromkeys(("class", "offset", "size", "pixels", *_LISTS), pyarrow.int64()),
+}
 _MAGIC = {"jpeg": b"\xff\xd8\xff", "original": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 
@@ -247,11 +254,22 @@ class _Checker:
     def _read_index(self, shard: Shard) -> list[dict[str, Any]]:
         data = files.read_file(files.join(self.directory, *_index_names(shard.name)[0].split("/")))
         table = pyarrow.parquet.read_table(io.BytesIO(data), page_checksum_verification=True)
-        rows = table.to_pylist()
-        columns = {"key", "label", "class", "offset", "size", "pixels", "source_sha256"}
-        if missing := columns - set(table.column_names):
-            raise ValueError(f"no column {', '.join(sorted(missing))}")
-        return rows
+        for name, kind in _COLUMNS.items():
+            if len(table.schema.get_all_field_indices(name)) != 1:
+                raise ValueError(f"no column {name}, or two")
+            column = table.column(name)
+            listed = pyarrow.types.is_list(column.type)
+            values = pyarrow.compute.list_flatten(column) if listed else column
+            if (
+                listed != (name in _LISTS)
+                or values.type != kind
+                or column.null_count
+                or values.null_count
+            ):
+                raise ValueError(f"column {name} is {column.type}, or has gaps")
+            if name in _LISTS and len(values) != len(column) * self.manifest.channels:
+                raise ValueError(f"column {name} has not {self.manifest.channels} numbers a record")
+        return table.to_pylist()
 
     def _check_idx(self, shard: Shard, rows: list[dict[str, Any]]) -> None:
         name = _index_names(shard.name)[1]

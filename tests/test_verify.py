@@ -298,6 +298,53 @@ def test_a_damaged_index_is_named(copied):
     assert verify_dataset(str(copied), depth="quick")[0].startswith(f"index/{idx.name}: line 1 is ")
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("channel_sum", None, "no column channel_sum, or two"),
+        ("key", None, "no column key, or two"),
+        ("offset", ["0", "1", "2"], "column offset is string, or has gaps"),
+        ("key", [b"a", b"b", b"c"], "column key is binary, or has gaps"),
+        ("size", [1, None, 3], "column size is int64, or has gaps"),
+        ("channel_sum", [1, 2, 3], "column channel_sum is int64, or has gaps"),
+        ("channel_sum", [[1], None, [3]], "column channel_sum is list<"),
+        ("channel_sum_of_squares", [[1], [2, 2], [3]], "column channel_sum_of_squares has not 1 "),
+    ],
+)
+def test_an_index_of_another_form(tiny, tmp_path, name, values, said):
+    copied = shutil.copytree(tiny, tmp_path / "copy")
+    path = copied / "index" / (first_shard(copied).stem + ".parquet")
+    table = pyarrow.parquet.read_table(path)
+    table = table.drop_columns([name])
+    pyarrow.parquet.write_table(
+        table.append_column(name, pyarrow.array(values)) if values else table, path
+    )
+    assert main(["verify", str(copied)]) == 1
+    (finding,) = verify_dataset(str(copied))
+    assert finding.startswith(f"index/{path.name}: {said}")
+
+
+def test_no_damage_to_an_index_is_more_than_a_finding(tiny, tmp_path):
+    """What changes no value of it, as in parquet's statistics, is none."""
+    copied = shutil.copytree(tiny, tmp_path / "copy")
+    path = copied / "index" / (first_shard(copied).stem + ".parquet")
+    whole = path.read_bytes()
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    found = 0
+    for place in np.random.default_rng(0).integers(0, len(whole), 500).tolist():
+        path.write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
+        )
+        findings = verify_dataset(str(copied))
+        assert all(f.startswith(f"index/{path.name}: ") for f in findings), findings
+        found += bool(findings)
+        if not findings:
+            names = ["key", "label", "class", "offset", "size", "source_sha256"]
+            again = pyarrow.parquet.read_table(path).to_pylist()
+            assert [[r[n] for n in names] for r in again] == [[r[n] for n in names] for r in rows]
+    assert found > 50
+
+
 def test_a_record_in_the_wrong_shard_is_found(copied):
     """Two shards exchanged with all their index and manifest entries: only the plan tells."""
     document = json.loads((copied / "dataset.json").read_text())
