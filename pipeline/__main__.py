@@ -24,7 +24,7 @@ from pipeline.config import (
     parse_compare,
     split_train_flags,
 )
-from pipeline.messages import OneLineFormatter
+from pipeline.messages import OneLineFormatter, printable, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,16 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.debug:
             traceback.print_exc()
-        text = _printable(" ".join(str(error).split())) or type(error).__name__
+        text = printable(" ".join(str(error).split())) or type(error).__name__
         expected = isinstance(error, (ValueError, OSError, RuntimeError))
         kind = "" if expected else f"{type(error).__name__}: "
         print(f"tpufeed {args.command}: error: {kind}{text}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-
-
-def _printable(text: str) -> str:
-    """The text with control characters, which would drive the terminal, spelt out."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
@@ -116,10 +111,10 @@ def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
     gc.enable()
     outcome = ingest_images(config, beam_args)
     if isinstance(outcome, Submission):
-        print(outcome.text)
+        say(outcome.text)
     else:
-        print(describe_manifest(outcome, directory=config.output))
-        print(describe_duplicates(config.output, mode=config.duplicates))
+        say(describe_manifest(outcome, directory=config.output))
+        say(describe_duplicates(config.output, mode=config.duplicates))
     return 0
 
 
@@ -133,11 +128,11 @@ def _verify(args: argparse.Namespace) -> int:
         leakage=args.leakage,
     )
     for finding in findings:
-        print(finding, file=sys.stderr)
+        say(printable(finding), file=sys.stderr)  # one line each, whatever a file is called
     if findings:
-        print(f"tpufeed verify: {args.directory}: {len(findings)} finding(s)", file=sys.stderr)
+        say(f"tpufeed verify: {args.directory}: {len(findings)} finding(s)", file=sys.stderr)
     else:
-        print(f"{args.directory}: whole" + (", no content in two splits" * args.leakage))
+        say(f"{args.directory}: whole" + (", no content in two splits" * args.leakage))
     return 1 if findings else 0
 
 
@@ -146,7 +141,7 @@ def _inspect(args: argparse.Namespace) -> int:
         raise UsageError("--save: needs --record, whose picture is saved")
     from pipeline.summary import inspect_dataset
 
-    print(
+    say(
         inspect_dataset(
             args.directory,
             split=args.split,
@@ -161,7 +156,7 @@ def _inspect(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from pipeline.report import write_report
 
-    print(_printable(write_report(args.directory)))
+    say(write_report(args.directory))
     return 0
 
 
@@ -172,7 +167,7 @@ def _diff(args: argparse.Namespace) -> int:
         difference = compare_datasets(args.old, args.new)
     except (ValueError, OSError) as error:  # 1 says that they differ, so this is 2, as of diff
         raise UsageError(str(error)) from error
-    print(difference.json if args.json else difference)
+    say(difference.json if args.json else difference)
     return 0 if difference.equal else 1
 
 
@@ -180,7 +175,7 @@ def _devices(args: argparse.Namespace) -> int:
     from pipeline.devices import describe_devices, import_tensorflow
 
     import_tensorflow(quiet=not args.debug)
-    print(describe_devices(as_json=args.json))
+    say(describe_devices(as_json=args.json))
     return 0
 
 
@@ -194,13 +189,13 @@ def _train(args: argparse.Namespace) -> int:
     from pipeline.train import train
 
     def note(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        say(text, file=sys.stderr)
 
     def report(epoch: Any) -> None:
-        print(epoch.json if args.json else epoch, flush=True)
+        say(epoch.json if args.json else epoch)
 
     if modes:
-        print(compare_modes(config, modes, note=note))
+        say(compare_modes(config, modes, note=note))
     else:
         train(config, report=report, note=note)
     return 0
@@ -212,7 +207,7 @@ def _launch(args: argparse.Namespace, train_flags: list[str]) -> int:
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.CRITICAL)
     from pipeline.launch import launch
 
-    launch(config, note=lambda text: print(text, flush=True))
+    launch(config, note=say)
     return 0
 
 
@@ -230,7 +225,7 @@ def _analyze(args: argparse.Namespace) -> int:
     transform = analyze_datasets(folders, output=output)
     for name, values in (("mean", transform.mean), ("standard deviation", transform.std)):
         print(f"channel {name}: {' '.join(f'{value:.4f}' for value in values)}")
-    print(f"{output}: transform_fn")
+    say(f"{output}: transform_fn")
     return 0
 
 
@@ -243,7 +238,7 @@ def _export(args: argparse.Namespace) -> int:
 
     facts = export_run(config)
     height, width = facts.image_size
-    print(f"{config.output}: {len(facts.labels)} classes, pictures of {width}x{height}")
+    say(f"{config.output}: {len(facts.labels)} classes, pictures of {width}x{height}")
     return 0
 
 
@@ -256,8 +251,8 @@ def _predict(args: argparse.Namespace) -> int:
     failed = 0
     for prediction in predict_images(args.model, args.images):
         failed += bool(prediction.reason)
-        line = prediction.json if args.json else _printable(str(prediction))
-        print(line, file=sys.stderr if prediction.reason and not args.json else sys.stdout)
+        line = prediction.json if args.json else prediction
+        say(line, file=sys.stderr if prediction.reason and not args.json else sys.stdout)
     return 1 if failed else 0
 
 

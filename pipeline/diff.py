@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.index import read_index
+from pipeline.messages import printable
 from transforms.manifest import Manifest, load_manifest
 
 _MOST_SHOWN = 10  # keys of a kind; JSON has them all
@@ -78,7 +79,7 @@ class Difference:
         """Some lines for a person; of many keys the first."""
         lines = [f"records: {self.records[0]} -> {self.records[1]}"]
         for name, keys in (("added", self.added), ("removed", self.removed)):
-            lines += _list(name, [_shown(key) for key in keys])
+            lines += _list(name, [printable(key) for key in keys])
         for name, changes in (
             ("content changed", self.content),
             ("label changed", self.label),
@@ -86,7 +87,8 @@ class Difference:
             ("other shard", self.shard),
         ):
             lines += _list(
-                name, [f"{_shown(c.key)}: {_shown(c.old)} -> {_shown(c.new)}" for c in changes]
+                name,
+                [f"{printable(c.key)}: {printable(c.old)} -> {printable(c.new)}" for c in changes],
             )
         for name, fields in (("configuration", self.config), ("dataset.json", self.facts)):
             lines += [
@@ -206,10 +208,6 @@ def _list(name: str, lines: Sequence[str]) -> list[str]:
     return [f"{name}: {len(lines)}", *shown]
 
 
-def _shown(text: str) -> str:
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def _value(value: Any) -> str:
-    text = _shown(json.dumps(value, ensure_ascii=False))
+    text = printable(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
+from typing import TextIO
 
 _NAMED = re.compile(r"[\w.]*(Error|Exception)\b.*: ")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -16,6 +18,24 @@ def last_line(text: str) -> str:
     named = [line for line in lines if _NAMED.match(line)]
     line = (named or lines or ["failed without a message"])[-1]
     return re.sub(r" \[while running '.*'\]$", "", line)
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """The text with what is not printable, and would drive the terminal, spelt out.
+
+    Control characters and escape sequences, those that turn the direction of writing round, and
+    what stands for a byte that is no UTF-8.
+
+    Args:
+      text: may hold names that others gave.
+      keep: characters that stay.
+    """
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def say(text: object, *, file: TextIO | None = None) -> None:
+    """Prints lines for a person, in which names can do no more than stand there."""
+    print(printable(str(text), keep="\n"), file=file or sys.stdout, flush=True)
 
 
 class OneLineFormatter(logging.Formatter):
@@ -35,4 +55,4 @@ class OneLineFormatter(logging.Formatter):
         text = lines[0] + (" ..." if len(lines) > 1 else "")
         if len(text) > _MOST:
             text = f"{text[:_MOST]} ..."
-        return f"{record.levelname}:{record.name}:{text}"
+        return printable(f"{record.levelname}:{record.name}:{text}")

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import __version__
+from pipeline.messages import printable
 from pipeline.repeat import command_of, plain_reader_of, reader_of
 from pipeline.report_page import PAGE, STYLE
 from pipeline.survey import (
@@ -88,7 +89,7 @@ def visible(text: str) -> str:
     Control characters, marks of the writing direction, and what stands for bytes that are not
     UTF-8 become escapes, as in Python's source.
     """
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return printable(text)
 
 
 def render_report(directory: str, manifest: Manifest) -> str:

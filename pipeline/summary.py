@@ -6,6 +6,7 @@ import io
 import json
 from typing import Any
 
+from pipeline.messages import printable
 from transforms import files
 from transforms.example import parse_example, read_record
 from transforms.manifest import DUPLICATES, INDEX_FOLDER, Manifest, Shard, load_manifest
@@ -48,7 +49,7 @@ def describe_manifest(manifest: Manifest, *, directory: str) -> str:
 
 def _shown(text: str) -> str:
     text = text if len(text) <= 40 else text[:37] + "..."
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return printable(text)
 
 
 def _bytes(manifest: Manifest, split: str) -> int:
@@ -219,4 +220,4 @@ def _as_picture(image: bytes, manifest: Manifest, facts: dict[str, Any]) -> byte
 
 def _shown_value(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else value
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return printable(text)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from pipeline.messages import OneLineFormatter, last_line
+from pipeline.messages import OneLineFormatter, last_line, printable, say
 
 TRACE = """Traceback (most recent call last):
   File "/usr/lib/python3/sdk_worker.py", line 312, in _execute
@@ -61,3 +61,24 @@ def test_a_record_with_an_exception_shows_no_traceback():
         info = (type(error), error, error.__traceback__)
     record = logging.LogRecord("beam", logging.ERROR, "", 0, "failed: %d", (3,), info)
     assert OneLineFormatter().format(record) == "ERROR:beam:failed: 3"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Löwe 狮子 🦁 a b", "Löwe 狮子 🦁 a b"),
+        ("\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
+        ("a\rb\nc\td", r"a\rb\nc\td"),
+        ("\x9b31m\x7f", r"\x9b31m\x7f"),  # CSI in one character, and DEL
+        ("gpj.\u202egnp", r"gpj.\u202egnp"),  # turns the direction of writing round
+        ("a\u2028b\ufeffc\u200bd", r"a\u2028b\ufeffc\u200bd"),
+        ("caf\udce9", r"caf\udce9"),
+    ],
+)
+def test_what_drives_a_terminal_is_spelt_out(text, shown, capsys):
+    assert printable(text) == shown
+    say(f"{text}!")
+    assert capsys.readouterr().out == shown.replace(r"\n", "\n") + "!\n"
+    record = logging.LogRecord("a", logging.WARNING, "f", 1, "%s", (f"b{text}",), None)
+    assert "\x1b" not in OneLineFormatter().format(record)
+    assert OneLineFormatter().format(record).isprintable()
