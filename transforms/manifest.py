@@ -248,7 +248,7 @@ def _kinds(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, Callable[[An
     for name, feature in document["features"].items():
         yield f"features.{_short(name)}", feature, _is_feature
     for name, split in document["splits"].items():
-        yield "the name of a split", name, SPLIT_NAME.fullmatch
+        yield "the name of a split", name, lambda value: bool(SPLIT_NAME.fullmatch(value))
         yield f"splits.{name}", split, _is_split
         for number, shard in enumerate(split["shards"]):
             yield f"splits.{name}.shards[{number}]", shard, functools.partial(_is_shard, name)
@@ -310,9 +310,9 @@ def _is_shard(split: str, value: Any) -> bool:
     if not isinstance(value, dict) or set(value) != {"name", "records", "bytes", "sha256"}:
         return False
     name = value["name"]
-    found = _is_text(name) and SHARD_NAME.fullmatch(name.removesuffix(SHARD_SUFFIX))
+    found = SHARD_NAME.fullmatch(name.removesuffix(SHARD_SUFFIX)) if _is_text(name) else None
     return (
-        bool(found)
+        found is not None
         and found["split"] == split
         and name.endswith(SHARD_SUFFIX)
         and _is_count(value["records"])
