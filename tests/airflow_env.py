@@ -23,7 +23,7 @@ def airflow_python() -> Path:
     uv = [python, "-m", "uv", "pip", "install", "-q", "--python", python, "-r", CONSTRAINTS]
     pip = [python, "-m", "pip", "install", "-q", "uv"]
     for command in ([sys.executable, "-m", "venv", VENV], pip, uv):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=560)
         if done.returncode:
             reason = f"Airflow's venv cannot be made: {done.stderr.strip()[-300:]}"
             pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
@@ -31,7 +31,7 @@ def airflow_python() -> Path:
     return python
 
 
-def run_airflow(python: Path, code: str, *, home: Path, timeout: int = 200):
+def run_airflow(python: Path, code: str, *, home: Path, timeout: int = 400):
     """Runs Python code in the venv, with a home and an SQLite database of its own."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "PYTHON"))}
     env |= {

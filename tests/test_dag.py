@@ -260,7 +260,7 @@ DONE = {"ingest": "success", "verify": "success", "launch": "success", "evaluate
 STOPPED = {**DONE, "verify": "failed", "launch": "upstream_failed", "evaluate": "upstream_failed"}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_the_chain_day_after_day(chain):
     state, tasks, events, xcoms, log = chain.run("2026-01-01")
     assert (state, tasks) == ("success", DONE), log[-6000:]

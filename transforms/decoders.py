@@ -117,8 +117,11 @@ class _Decoder:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.1)
         self._process.kill()
-        status = self._process.wait()
         self.connection.close()
+        try:
+            status = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:  # stuck in the kernel, as in a dead server's files
+            return "SIGKILL, which it has not followed yet"
         return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
