@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import cast
 
 from transforms.prepare import PreparedRecord, RecordPolicy, Source, prepare_record, reject_image
@@ -124,6 +124,10 @@ class _Decoder:
             return "SIGKILL, which it has not followed yet"
         return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
+    def abandon(self) -> None:
+        """Ends the process and no more; the pipe is closed with this object."""
+        self._process.kill()
+
 
 class _Team:
     """The processes that one shard is prepared by."""
@@ -200,12 +204,14 @@ def _borrow_decoders(number: int) -> Iterator[list[_Decoder]]:
     team += [_Decoder() for _ in range(number - len(team))]
     try:
         yield team
-    finally:
-        with _lock:
-            _idle.extend(decoder for decoder in team if not decoder.slots)
+    except BaseException:
+        # Given up in the middle, perhaps by the garbage collector, which may have closed the pipes
+        # by now: their numbers can be another file's already, so nothing more is done with them.
         for decoder in team:
-            if decoder.slots:  # given up in the middle
-                decoder.end()
+            decoder.abandon()
+        raise
+    with _lock:
+        _idle.extend(team)
 
 
 def prepare_images(
@@ -214,7 +220,7 @@ def prepare_images(
     task: Task,
     processes: int,
     longest: float = LONGEST,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """Prepares images in processes; outcomes come in the order of the items.
 
     Args:

@@ -16,7 +16,7 @@ import json
 import operator
 import pickle
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import apache_beam as beam
@@ -97,7 +97,9 @@ def treat_copies(ref: ImageRef, result: Outcome, *, exclusions: Exclusions) -> I
             yield Reject(copy.key, copy.source, copy.label, result.reason, result.detail)
 
 
-def _prepare(refs: Sequence[ImageRef], task: Task, *, decoders: int) -> Iterator[Outcome]:
+def _prepare(
+    refs: Sequence[ImageRef], task: Task, *, decoders: int
+) -> Generator[Outcome, None, None]:
     """Prepares images; what lies in a store is read here, well ahead, since it is slow to come."""
     items: Iterable[tuple[ImageRef, Source | Reject | None]] = ((ref, None) for ref in refs)
     if any(files.is_remote(ref.path) for ref in refs):
@@ -294,12 +296,12 @@ class WriteShards(beam.io.WriteToTFRecord):
             (pickle.loads(ref) for ref in refs if ref),
             key=lambda ref: place_of(ref.key, seed=self._seed),
         )
-        outcomes = _prepare(ordered, task, decoders=self._decoders)
-        every = itertools.chain.from_iterable(
-            treat_copies(ref, outcome, exclusions=exclusions)
-            for ref, outcome in zip(ordered, outcomes, strict=True)
-        )
-        yield from self._write_files(key, every)
+        with contextlib.closing(_prepare(ordered, task, decoders=self._decoders)) as outcomes:
+            every = itertools.chain.from_iterable(
+                treat_copies(ref, outcome, exclusions=exclusions)
+                for ref, outcome in zip(ordered, outcomes, strict=True)
+            )
+            yield from self._write_files(key, every)
 
     def _write_files(self, key: ShardKey, outcomes: Iterable[Outcome]) -> Iterator[Any]:
         name = self._shard_name(key)
