@@ -13,6 +13,7 @@ from transforms.manifest import Manifest
 FIELDS = (
     *("inputs", "output", "root", "pixels", "schema", "weights", "split_by", "seed", "shards"),
     *("shard_size", "class_names", "new_classes", "label_offset", "max_reject_rate", "exclude"),
+    "duplicates",
 )
 
 
@@ -82,6 +83,8 @@ def _flags(config: Mapping[str, Any]) -> list[str]:
     words += ["--max-reject-rate", repr(config["max_reject_rate"])]
     if config["exclude"]:
         words += ["--exclude", config["exclude"]]
+    if config["duplicates"] != "keep":
+        words += ["--duplicates", config["duplicates"]]
     return words
 
 

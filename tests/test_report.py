@@ -162,6 +162,7 @@ def config_of(*flags):
         ["--input", "a/*", "--split-by", "group:(.+)_[0-9]'$", "--shards", "9"],
         ["--input", "a/*", "--class-names", "names", "--new-classes", "append"],
         ["--input", "a/*", "--exclude", "who $HOME `id`", "--max-reject-rate", "0.3"],
+        ["--input", "a/*", "--duplicates", "drop"],
         ["--input", "a/*", "--image-size", "320x240", "--resize-mode", "pad", "--channels", "1"],
         ["--input", "a/*", "--encoding", "png", "--quality", "80", "--background", "0,9,255"],
         ["--input", "a/*", "--max-pixels", "1000", "--schema", "imagenet", "--shard-size", "1GiB"],
