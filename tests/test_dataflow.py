@@ -166,7 +166,7 @@ def test_a_job_that_fails_midway_shows_the_remote_error(outcomes, service):
     assert error_of(done["spoilt"]) == (
         f"tpufeed ingest: error: job {job.message.id}: 1 of 61 inputs were rejected "
         f"(unidentified 1), more than --max-reject-rate 0.01: see {output}/rejects.jsonl; mend "
-        "the inputs or raise the rate"
+        "the inputs, or raise the rate and go on with --resume"
     )
     assert not (output / "dataset.json").exists()
     assert (output / "rejects.jsonl").exists()
