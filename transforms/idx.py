@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import gzip
+import io
 import math
 import os
 import posixpath
 import threading
 import zlib
 from collections.abc import Iterator
+from typing import BinaryIO, cast
 
 from transforms import files
 from transforms.records import IDX_PREFIX, DataError, ImageRef, Input
@@ -44,6 +46,7 @@ def _find_idx(folder: str, stem: str, suffix: str) -> str:
     raise DataError(f"--input idx:{folder}: found none of {', '.join(names)}")
 
 
+_MOST_VALUES = 2**31  # held in memory; MNIST has 47 million
 _IDX_LOCK = threading.Lock()
 
 
@@ -69,23 +72,37 @@ def read_idx(path: str) -> tuple[tuple[int, ...], bytes]:
 def _read_idx(path: str, _: tuple[int, ...] | None) -> tuple[tuple[int, ...], bytes]:
     try:
         data = files.read_file(path)
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
+        packed = data[:2] == b"\x1f\x8b"
+        with gzip.open(io.BytesIO(data)) if packed else io.BytesIO(data) as file:
+            return _parse_idx(cast(BinaryIO, file), path)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: no whole gzip file: {error}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (EOFError, zlib.error) as error:
-        raise DataError(f"{path}: no whole gzip file: {error}") from error
+
+
+def _parse_idx(file: BinaryIO, path: str) -> tuple[tuple[int, ...], bytes]:
+    """Unpacks no more than the header says: a small file may hold a large one."""
     wanted = 3 if "idx3" in posixpath.basename(path) else 1
-    if data[:4] != bytes([0, 0, 8, wanted]):
+    header = file.read(4 + 4 * wanted)
+    if header[:4] != bytes([0, 0, 8, wanted]):
         raise DataError(
-            f"{path}: begins with {data[:4].hex()}, an IDX file of {wanted} dimension(s) of "
+            f"{path}: begins with {header[:4].hex()}, an IDX file of {wanted} dimension(s) of "
             f"unsigned bytes begins with 000008{wanted:02d}"
         )
-    start = 4 + 4 * wanted
-    shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, start, 4))
-    if len(data) - start != math.prod(shape):
+    shape = tuple(int.from_bytes(header[i : i + 4], "big") for i in range(4, 4 + 4 * wanted, 4))
+    total, said = math.prod(shape), " x ".join(map(str, shape))
+    if total > _MOST_VALUES:
         raise DataError(
-            f"{path}: {max(0, len(data) - start)} values, its header says "
-            f"{' x '.join(map(str, shape))}: the file is cut or not IDX"
+            f"{path}: its header says {said} values, read are up to {_MOST_VALUES}: the file is no "
+            "IDX, or to be split"
         )
-    return shape, data[start:]
+    if len(header) == 4 + 4 * wanted and shape[0] and 0 in shape:
+        raise DataError(f"{path}: its header says {said}: pictures without a pixel")
+    values = file.read(total + 1)
+    if len(header) < 4 + 4 * wanted or len(values) != total:
+        found = f"more than {total}" if len(values) > total else len(values)
+        raise DataError(
+            f"{path}: {found} values, its header says {said}: the file is cut or not IDX"
+        )
+    return shape, values

@@ -198,14 +198,14 @@ def decode_image(data: bytes, *, policy: PixelPolicy) -> DecodedImage:
     _set_pillow_limit(policy)
     try:
         source, size, turned = _load(data, format_, policy)
+        orientation = _orientation_of(source)
+        image = _to_eight_bit(source, policy)  # only now is a palette missed that is not there
     except ImageError:
         raise
     except Exception as error:
         # Decoders raise whatever their parsing trips over (struct.error, KeyError, SyntaxError,
         # ZeroDivisionError ...). This is the one place where any of it means "a bad file".
         raise _explain_error(error, format_, policy) from error
-    orientation = _orientation_of(source)
-    image = _to_eight_bit(source, policy)
     plain = source.format == "JPEG" and orientation == 1 and source.mode == _mode(policy)
     plain = plain and _scan_jpeg(data).common
     upright = _turn_upright(image, size, orientation=orientation, plain=plain)
@@ -355,7 +355,7 @@ def _avif_size(data: bytes) -> tuple[int, int]:
 def _one_line(error: BaseException) -> str:
     # Without addresses: the same input must give the same rejects.jsonl.
     text = re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "", " ".join(str(error).split())).strip()
-    return f"{type(error).__name__}: {text}"[:300]
+    return f"{type(error).__name__}: {text}"[:300].removesuffix(": ")
 
 
 def _mode(policy: PixelPolicy) -> str:

@@ -22,6 +22,8 @@ from transforms.records import DataError, Exclusions, ImageError, ImageRef, Prep
 # No picture may be lost to them.
 _OUR_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
+MOST_BYTES = 2**31  # of one source, which is held in memory
+
 Source = tuple[bytes, tuple[int, int] | None]
 
 
@@ -72,9 +74,15 @@ def read_source(ref: ImageRef) -> Source:
         size = rows * columns
         return values[ref.item * size : (ref.item + 1) * size], (columns, rows)
     try:
-        # A CSV may name a pipe, which would be waited for, or a folder.
-        if not files.is_remote(ref.path) and not stat.S_ISREG(os.stat(ref.path).st_mode):
-            raise ImageError("unreadable", "no regular file")
+        size = ref.size
+        if not files.is_remote(ref.path):
+            status = os.stat(ref.path)
+            # A CSV may name a pipe, which would be waited for, or a folder.
+            if not stat.S_ISREG(status.st_mode):
+                raise ImageError("unreadable", "no regular file")
+            size = status.st_size
+        if size > MOST_BYTES:
+            raise ImageError("too_large", f"{size} bytes, read are up to {MOST_BYTES}")
         return files.read_file(ref.path, size=ref.size), None
     except OSError as error:
         if error.errno in _OUR_LIMITS:

@@ -26,6 +26,7 @@ from transforms.shards import SPLIT_NAME
 _CSV_TYPES = {"": "bytes", "bytes": "bytes", "int": "int64", "float": "float"}
 _OWN_COLUMNS = ("path", "label", "split", "key")
 _MOST_COLUMNS = 1_000
+_MOST_CHARACTERS = 2**24  # of one line, which is held in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,8 @@ def _read_csv(path: str, split: str, grouping: Grouping, reserved: frozenset[str
         with files.open_file(path) as binary:
             # utf-8-sig: spreadsheets write a byte order mark, which would hide the first column.
             text = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="")
-            reader = csv.reader(_without_nul(text, path), strict=True)
+            lines = iter(lambda: text.readline(_MOST_CHARACTERS), "")
+            reader = csv.reader(_sound_lines(lines, path), strict=True)
             line = 1  # where the row begins; it may end further down
             header = _parse_header(next(reader, []), path, split, grouping, reserved)
             yield Columns(path, header.specs)
@@ -86,13 +88,17 @@ def _read_csv(path: str, split: str, grouping: Grouping, reserved: frozenset[str
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _without_nul(lines: Iterable[str], path: str) -> Iterator[str]:
+def _sound_lines(lines: Iterable[str], path: str) -> Iterator[str]:
     """Yields the lines; some versions of Python's reader take a NUL, others do not."""
     for number, line in enumerate(lines, start=1):
         if "\0" in line:
             raise DataError(
                 f"{path}, line {number}: holds a NUL byte: the file is damaged or UTF-16; save "
                 "it as UTF-8"
+            )
+        if len(line) == _MOST_CHARACTERS:
+            raise DataError(
+                f"{path}, line {number}: has {_MOST_CHARACTERS} characters and no end: no CSV"
             )
         yield line
 
