@@ -26,6 +26,9 @@ OPTIMIZERS = ("sgd", "adam")
 AUGMENTATIONS = ("flip", "saturation")
 BACKENDS = ("local", "vertex")
 RUN_LABEL = "tpufeed-run"
+# What tests a model, the first that there is; and what a run leaves behind.
+TEST_SPLITS = ("validation", "test")
+HISTORY = "history.json"
 MODELS = ("lenet5", "convnet", "squeezenet")
 MODEL_FORMS = f"{', '.join(MODELS)}, keras:NAME, FILE.py:FUNCTION"
 SCALINGS = ("auto", "unit", "standard", "none")

@@ -101,7 +101,7 @@ class Difference:
 
 
 def compare_datasets(old: str, new: str) -> Difference:
-    """Compares two data sets; holds some 500 bytes a record of both.
+    """Compares two data sets; holds the keys of both in memory.
 
     Args:
       old: a data set's folder.

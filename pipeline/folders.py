@@ -23,8 +23,6 @@ from transforms.manifest import Manifest
 from transforms.shards import SHARD_SUFFIX
 
 _STAT_THREADS = 16
-# What several folders must have in common to be read as one set.
-_ALIKE = ("schema", "labels", "image_size", "channels", "encoding")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,7 @@ def load_sources(folders: str | os.PathLike | Sequence[str | os.PathLike]) -> di
     sources = {name: _load_manifest(name) for name in names}
     first, contents = next(iter(sources.items()))
     for name, other in sources.items():
-        for field in _ALIKE:
+        for field in manifest.ALIKE:
             mine, theirs = getattr(contents, field), getattr(other, field)
             if mine != theirs:
                 raise ValueError(

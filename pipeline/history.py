@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from pipeline.config import HISTORY
 from pipeline.learner import Learner, Statistics
 from transforms.files import join
 
-HISTORY = "history.json"
 _ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
 # What must be equal for a run to be gone on with.
 _OF_A_RUN = (

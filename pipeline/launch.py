@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from pipeline import vertex
-from pipeline.config import LaunchConfig, TrainConfig
+from pipeline.config import HISTORY, TEST_SPLITS, LaunchConfig, TrainConfig
 from pipeline.verify import verify_dataset
 from transforms import files, manifest
 from transforms.manifest import Manifest
@@ -27,10 +27,6 @@ from transforms.records import DataError
 
 Note = Callable[[str], None]
 
-TEST_SPLITS = ("validation", "test")
-# What several folders must have in common to be read as one set.
-_ALIKE = ("schema", "labels", "image_size", "channels", "encoding")
-_HISTORY = "history.json"
 _SECONDS_TO_END = 20
 # This very code, not a folder `pipeline` of the one that this is called in, as -m would take.
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -133,7 +129,7 @@ def check_data(folders: Sequence[str]) -> list[Manifest]:
     if len(set(folders)) < len(folders):
         raise DataError("--data: a folder is given twice; its records would count twice")
     for folder, contents in zip(folders, manifests, strict=True):
-        for field in _ALIKE:
+        for field in manifest.ALIKE:
             if getattr(contents, field) != getattr(manifests[0], field):
                 raise DataError(
                     f"--data {folder}: {field} is not that of {folders[0]}; only like data sets "
@@ -207,7 +203,7 @@ def check_output(config: TrainConfig) -> None:
       DataError: a run is in the output folder, or none that could be resumed.
     """
     assert config.output is not None
-    there = files.exists(files.join(config.output, _HISTORY))
+    there = files.exists(files.join(config.output, HISTORY))
     if there and not config.resume:
         raise DataError(
             f"{config.output}: there is a run in it: give a new folder as --output, or --resume "

@@ -83,15 +83,6 @@ def check_libraries() -> None:
         ) from error
 
 
-def visible(text: str) -> str:
-    """Returns the text with all that does not show, or turns what does, spelt out.
-
-    Control characters, marks of the writing direction, and what stands for bytes that are not
-    UTF-8 become escapes, as in Python's source.
-    """
-    return printable(text)
-
-
 def render_report(directory: str, manifest: Manifest) -> str:
     """Returns the page.
 
@@ -151,7 +142,7 @@ def _environment(survey: Survey) -> Any:
 
     def spell_out(value: Any) -> Any:
         plain = isinstance(value, str) and not isinstance(value, Markup)
-        return visible(value) if plain else value
+        return printable(value) if plain else value
 
     environment = jinja2.Environment(
         autoescape=True,
@@ -174,7 +165,7 @@ def _lines(text: str) -> Any:
     """A program's text, escaped; its line ends are the only thing that stays as it is."""
     from markupsafe import Markup, escape
 
-    return Markup("\n").join(escape(visible(line)) for line in text.splitlines())
+    return Markup("\n").join(escape(printable(line)) for line in text.splitlines())
 
 
 def observe(
@@ -216,9 +207,9 @@ def observe(
 def _observe_classes(manifest: Manifest) -> list[str]:
     looks = []
     if len(manifest.labels) == 1:
-        looks.append(f"There is one class only, {visible(manifest.labels[0])}")
+        looks.append(f"There is one class only, {printable(manifest.labels[0])}")
     for name, split in manifest.splits.items():
-        absent = [visible(label) for label in manifest.labels if not split.classes[label]]
+        absent = [printable(label) for label in manifest.labels if not split.classes[label]]
         if not split.records:
             looks.append(f"Split {name} has no records")
         elif absent:
@@ -292,7 +283,7 @@ def format_bytes(number: float) -> str:
 
 
 def _cut(text: str) -> str:
-    text = visible(text)
+    text = printable(text)
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
 
 
@@ -343,7 +334,7 @@ def _draw(manifest: Manifest, survey: Survey) -> dict[str, str]:
 
     counts = {name: split.classes for name, split in manifest.splits.items()}
     shards = {name: [s.bytes for s in split.shards] for name, split in manifest.splits.items()}
-    shown = {label: visible(label) for label in manifest.labels}
+    shown = {label: printable(label) for label in manifest.labels}
     return {
         "classes": plots.classes_by_split(manifest.labels, counts, shown=shown),
         "sides": plots.source_sides(survey.sides),

@@ -21,10 +21,10 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import figures
-from pipeline.config import TrainConfig
+from pipeline.config import HISTORY, TEST_SPLITS, TrainConfig
 from pipeline.dataset import end_on_time, load_sources, open_dataset
 from pipeline.devices import Placement, choose_strategy
-from pipeline.history import HISTORY, Epoch, History, RunFolder, first_line
+from pipeline.history import Epoch, History, RunFolder, first_line
 from pipeline.learner import Learner
 from pipeline.models import build_model
 from pipeline.transform_fn import load_transform
@@ -32,7 +32,6 @@ from pipeline.verify import verify_dataset
 from transforms.files import is_remote, join
 from transforms.manifest import Manifest
 
-TEST_SPLITS = ("validation", "test")
 # A tenth of a step is what better feeding could win back, and about what can be measured.
 _INPUT_BOUND = 0.1
 _SHOWN_PREDICTIONS = 25

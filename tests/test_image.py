@@ -1261,6 +1261,22 @@ def test_too_many_pixels_are_refused_before_they_are_decoded():
     assert decode_image(data, policy=policy(max_pixels=2400)).width == 60
 
 
+def test_pillows_own_limit_is_left_as_it_was(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 12_345)
+    png, jpeg = (encoded(photo(60, 40), kind) for kind in ("PNG", "JPEG"))
+    small = policy(max_pixels=2399)
+    for data in (png, jpeg):
+        assert decode_image(data, policy=policy()).width == 60
+        with pytest.raises(ImageError, match="too_large"):
+            decode_image(data, policy=small)
+        assert Image.MAX_IMAGE_PIXELS == 12_345
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        widths = pool.map(lambda data: decode_image(data, policy=policy()).width, [png, jpeg] * 40)
+        assert set(widths) == {60}
+    assert Image.MAX_IMAGE_PIXELS == 12_345
+    assert Image.open(io.BytesIO(png)).size == (60, 40)
+
+
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_resampling_is_the_same_without_the_processors_extensions(monkeypatch, mode):
     image = Image.fromarray(noise(317, 211, seed=5)).convert(mode)

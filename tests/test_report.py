@@ -27,8 +27,9 @@ from PIL import Image
 from pipeline import survey
 from pipeline.__main__ import main
 from pipeline.config import make_ingest_config, make_parser
+from pipeline.messages import printable
 from pipeline.repeat import FIELDS, command_of, quote
-from pipeline.report import format_bytes, visible, write_report
+from pipeline.report import format_bytes, write_report
 from pipeline.survey import MEAN_BINS, Pick, shares
 from pipeline.thumbnails import read_thumbnails
 from transforms import files
@@ -275,7 +276,7 @@ def test_sizes_are_for_people(number, text):
 
 
 def test_what_does_not_show_is_spelt_out():
-    assert visible("é <b>\u202ea\n\x1b\udcff") == "é <b>\\u202ea\\n\\x1b\\udcff"
+    assert printable("é <b>\u202ea\n\x1b\udcff") == "é <b>\\u202ea\\n\\x1b\\udcff"
 
 
 @pytest.fixture(scope="module")
@@ -419,7 +420,7 @@ def test_names_are_only_text(hostile):
     text = (hostile / "report.html").read_text()
     assert all(c.isprintable() or c == "\n" for c in text)
     for label in HOSTILE:
-        assert visible(label.replace("/", "\u2215")) in document.text, label
+        assert printable(label.replace("/", "\u2215")) in document.text, label
     assert "\\x1b[31mred\\udcff\\u202e" in document.text
 
 

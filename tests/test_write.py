@@ -1,6 +1,7 @@
 """The writer: its pure parts, its PTransforms, and Beam's sink under it."""
 
 import dataclasses
+import importlib.metadata
 import json
 import threading
 
@@ -26,6 +27,7 @@ from transforms.write import (
     WriteRejects,
     WriteShards,
     check_reject_rate,
+    library_versions,
     merge_columns,
     write_index,
 )
@@ -307,3 +309,10 @@ def test_refs_pickle_by_value(ref):
 
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         assert pickle.loads(pickle.dumps(ref, protocol)) == ref
+
+
+def test_the_versions_of_all_that_decides_the_bytes_are_kept():
+    versions = library_versions()
+    for name in ("apache-beam", "pillow", "simplejpeg", "cykooz-resizer", "pyarrow"):
+        assert versions[name] == importlib.metadata.version(name)
+    assert set(versions) >= {"python", "machine", "libjpeg-turbo"}

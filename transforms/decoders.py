@@ -127,6 +127,8 @@ class _Decoder:
     def abandon(self) -> None:
         """Ends the process and no more; the pipe is closed with this object."""
         self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
 
 
 class _Team:
@@ -229,6 +231,10 @@ def prepare_images(
       task: what becomes of them.
       processes: how many work at once.
       longest: seconds for one image, after which it is a reject.
+
+    Raises:
+      DataError: as prepare.read_source.
+      RuntimeError: a process does not come up.
     """
     with _borrow_decoders(processes) as decoders:
         team = _Team(decoders, task, longest)

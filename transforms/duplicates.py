@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import apache_beam as beam
 
-from transforms.ordered import map_in_order
+from transforms.ordered import READERS, map_in_order
 from transforms.records import Copy, DataError, ImageRef
 from transforms.screen import hash_source
 from transforms.shards import stable_hash
@@ -19,7 +19,6 @@ from transforms.shards import stable_hash
 # Groups in which sources are read: as many workers can take part.
 _READING_GROUPS = 1024
 _CONTENT_GROUPS = 4096
-_READERS = 8  # at once: they hide a store's latency, and hashing uses every core
 
 
 def know_content(ref: ImageRef) -> ImageRef:
@@ -88,7 +87,7 @@ class TreatCopies(beam.PTransform):
         refs = map(pickle.loads, group[1])
         # What hangs is left without a hash here, and becomes a reject where it is read again.
         give_up = functools.partial(dataclasses.replace, sha256="")
-        return map_in_order(know_content, refs, threads=_READERS, give_up=give_up)
+        return map_in_order(know_content, refs, threads=READERS, give_up=give_up)
 
 
 def _with_key_group(ref: ImageRef) -> tuple[int, bytes]:

@@ -6,13 +6,15 @@ plain kind of JPEG goes through simplejpeg to the very same pixels, in less time
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import io
 import math
-import os
 import re
+import threading
 import warnings
+from collections.abc import Iterator
 
 import numpy as np
 import simplejpeg
@@ -193,19 +195,19 @@ def decode_image(data: bytes, *, policy: PixelPolicy) -> DecodedImage:
       ImageError: the bytes are no whole image of an accepted kind.
     """
     format_ = sniff_format(data)
-    if format_ == "JPEG" and (decoded := _decode_plain_jpeg(data, policy)):
-        return decoded
-    _set_pillow_limit(policy)
-    try:
-        source, size, turned = _load(data, format_, policy)
-        orientation = _orientation_of(source)
-        image = _to_eight_bit(source, policy)  # only now is a palette missed that is not there
-    except ImageError:
-        raise
-    except Exception as error:
-        # Decoders raise whatever their parsing trips over (struct.error, KeyError, SyntaxError,
-        # ZeroDivisionError ...). This is the one place where any of it means "a bad file".
-        raise _explain_error(error, format_, policy) from error
+    with _pillow_limit(policy):
+        if format_ == "JPEG" and (decoded := _decode_plain_jpeg(data, policy)):
+            return decoded
+        try:
+            source, size, turned = _load(data, format_, policy)
+            orientation = _orientation_of(source)
+            image = _to_eight_bit(source, policy)  # only now is a palette missed that is not there
+        except ImageError:
+            raise
+        except Exception as error:
+            # Decoders raise whatever their parsing trips over (struct.error, KeyError, SyntaxError,
+            # ZeroDivisionError ...). This is the one place where any of it means "a bad file".
+            raise _explain_error(error, format_, policy) from error
     plain = source.format == "JPEG" and orientation == 1 and source.mode == _mode(policy)
     plain = plain and _scan_jpeg(data).common
     upright = _turn_upright(image, size, orientation=orientation, plain=plain)
@@ -318,11 +320,28 @@ def _scale_transparency(source: Image.Image, *, depth: int) -> None:
         source.info["transparency"] = tuple(level >> 8 for level in transparent)
 
 
-def _set_pillow_limit(policy: PixelPolicy) -> None:
-    # One limit, --max-pixels. Pillow refuses above twice its own, from the header or the first
-    # frame's, and warns above once.
-    Image.MAX_IMAGE_PIXELS = policy.max_pixels / 2  # type: ignore[assignment]
+_limit_lock = threading.Lock()
+_limit_of_others: list[int | None] = []  # once for each decode under way
+
+
+@contextlib.contextmanager
+def _pillow_limit(policy: PixelPolicy) -> Iterator[None]:
+    """Makes --max-pixels the one limit, while this decodes: Pillow has one for the process.
+
+    It refuses above twice that, from the header or the first frame's, and warns above once.
+    """
     _silence_pillow()
+    with _limit_lock:
+        before = _limit_of_others[0] if _limit_of_others else Image.MAX_IMAGE_PIXELS
+        _limit_of_others.append(before)
+        Image.MAX_IMAGE_PIXELS = policy.max_pixels / 2  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        with _limit_lock:
+            _limit_of_others.pop()
+            if not _limit_of_others:
+                Image.MAX_IMAGE_PIXELS = before
 
 
 @functools.cache
@@ -572,8 +591,8 @@ def encode_image(image: Image.Image, *, policy: PixelPolicy) -> tuple[bytes, str
     """
     if policy.encoding == "raw":
         return image.tobytes(), "RAW"
+    buffer = io.BytesIO()
     if policy.encoding == "png":
-        buffer = io.BytesIO()
         image.save(buffer, "PNG")
         return buffer.getvalue(), "PNG"
     if max(image.size) > _JPEG_LARGEST_SIDE:
@@ -582,20 +601,8 @@ def encode_image(image: Image.Image, *, policy: PixelPolicy) -> tuple[bytes, str
             f"{image.width}x{image.height} pixels, a JPEG holds {_JPEG_LARGEST_SIDE} a side;"
             " --encoding png holds more",
         )
-    return _encode_jpeg(image, quality=policy.quality), "JPEG"
-
-
-def _encode_jpeg(image: Image.Image, *, quality: int) -> bytes:
-    # Pillow lets other threads run while it encodes only where it has a file descriptor to write
-    # to. A file in memory has one, on Linux; the bytes are the same.
-    if not hasattr(os, "memfd_create"):
-        buffer = io.BytesIO()
-        image.save(buffer, "JPEG", quality=quality, subsampling=0)
-        return buffer.getvalue()
-    with open(os.memfd_create("tpufeed.jpg"), "w+b", buffering=0) as file:
-        image.save(file, "JPEG", quality=quality, subsampling=0)
-        file.seek(0)
-        return file.read()
+    image.save(buffer, "JPEG", quality=policy.quality, subsampling=0)
+    return buffer.getvalue(), "JPEG"
 
 
 def prepare_image(

@@ -18,6 +18,8 @@ from transforms.shards import SHARD_NAME, SHARD_SUFFIX, SPLIT_NAME
 MANIFEST = "dataset.json"
 REJECTS = "rejects.jsonl"
 DUPLICATES = "duplicates.jsonl"
+# What several data sets must have in common to be read as one.
+ALIKE = ("schema", "labels", "image_size", "channels", "encoding")
 INDEX_FOLDER = "index"
 FORMAT = 1
 # What may differ between two runs that made the same data.

@@ -16,6 +16,8 @@ from transforms.records import DataError
 T = TypeVar("T")
 R = TypeVar("R")
 
+# Sources that are read at once: a store takes 50 to 200 ms to answer.
+READERS = 8
 # A file server that restarts is back within minutes; what hangs for longer hangs for good.
 READ_SECONDS = 300.0
 # Each item that is given up costs a thread, which may never come back.

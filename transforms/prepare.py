@@ -67,7 +67,8 @@ def read_source(ref: ImageRef) -> Source:
     """Returns a source's bytes and, for a picture in an IDX file, its (width, height).
 
     Raises:
-      ImageError: missing or unreadable.
+      ImageError: missing, unreadable or too_large.
+      DataError: no fault of the source: a limit of this process, a store that fails, an IDX file.
     """
     if ref.item >= 0:
         (_, rows, columns), values = read_idx(ref.path)
@@ -117,6 +118,9 @@ def prepare_record(
 
     Returns:
       The record, or why there is none.
+
+    Raises:
+      DataError: as read_source.
     """
     try:
         data, raw_size = source or read_source(ref)

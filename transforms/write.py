@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
+import importlib.metadata
 import io
 import itertools
 import json
@@ -40,7 +41,7 @@ from transforms.manifest import (
     moments_of_training,
     summarize_splits,
 )
-from transforms.ordered import map_in_order
+from transforms.ordered import READERS, map_in_order
 from transforms.prepare import PreparedRecord, RecordPolicy, Source, read_source, reject_image
 from transforms.records import (
     CHOICES,
@@ -58,9 +59,6 @@ from transforms.stats import Sizes
 from transforms.tables import Columns
 
 ShardKey = tuple[str, int, int]  # split, index, count
-
-# Objects of a store that are asked for at once: it takes 50 to 200 ms to answer.
-_READERS = 8
 
 INDEX_SCHEMA = pyarrow.schema(
     [
@@ -103,7 +101,7 @@ def _prepare(
     """Prepares images; what lies in a store is read here, well ahead, since it is slow to come."""
     items: Iterable[tuple[ImageRef, Source | Reject | None]] = ((ref, None) for ref in refs)
     if any(files.is_remote(ref.path) for ref in refs):
-        items = map_in_order(_read_ahead, refs, threads=_READERS)
+        items = map_in_order(_read_ahead, refs, threads=READERS)
     return prepare_images(items, task=task, processes=decoders)
 
 
@@ -527,6 +525,7 @@ def library_versions() -> dict[str, str]:
         "apache-beam": beam.__version__,
         "pillow": PIL.__version__,
         "libjpeg-turbo": features.version("libjpeg_turbo") or "",
+        **{name: importlib.metadata.version(name) for name in ("simplejpeg", "cykooz-resizer")},
         "pyarrow": pyarrow.__version__,
         "machine": platform.machine(),
     }
