@@ -978,7 +978,7 @@ def nested_numpy(image):
             "[height, width, channels]; end it with tf.ensure_shape",
         ),
     ],
-    ids=str,
+    ids=lambda value: re.sub(r" at 0x\w+", "", str(value)),
 )
 def test_wrong_arguments(base, options, message):
     assert refusal(base, **{"batch_size": 1, **options}) == message
