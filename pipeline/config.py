@@ -394,13 +394,21 @@ class LaunchConfig:
             raise UsageError("--output: not given, so nothing of the run would be kept; give it")
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Shows each default as the parser has it; what None stands for is in the flag's own text."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        if action.default is None or action.nargs == 0:  # a switch is off
+            return text
+        return f"{text} (default: %(default)s)".lstrip()
+
+
 class _Parser(argparse.ArgumentParser):
     """Errors on one line, with the remedy; no abbreviated flags."""
 
     def __init__(self, **kwargs: Any):
-        super().__init__(
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
-        )
+        super().__init__(allow_abbrev=False, formatter_class=_Help, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -413,43 +421,40 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="print a traceback with an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     _add_ingest(commands)
-    verify = commands.add_parser("verify", help="check a data set; 0 = whole, 1 = not")
-    verify.add_argument("directory", metavar="DIR")
-    depth = verify.add_mutually_exclusive_group()
-    depth.add_argument("--quick", action="store_true", help="names, sizes and index counts only")
-    depth.add_argument("--deep", action="store_true", help="decode every picture as well")
-    verify.add_argument(
-        "--sources", type=int, metavar="K", help="re-read K sources by an independent path"
-    )
-    verify.add_argument("--leakage", action="store_true", help="no content in two splits")
-    inspect = commands.add_parser("inspect", help="show a data set, or one record of it")
-    inspect.add_argument("directory", metavar="DIR")
-    inspect.add_argument("--split", metavar="S", help="only this split")
-    inspect.add_argument("--record", type=int, metavar="K", help="one record, from 0")
-    inspect.add_argument("--save", metavar="FILE", help="write the record's picture there")
-    inspect.add_argument("--json", action="store_true", help="print JSON")
-    report = commands.add_parser("report", help="write DIR/report.html: the data set on one page")
-    report.add_argument("directory", metavar="DIR")
-    diff = commands.add_parser(
-        "diff", help="compare two data sets; 0 = equal, 1 = not, 2 = trouble", epilog=_DIFF_EPILOG
-    )
-    diff.add_argument("old", metavar="OLD")
-    diff.add_argument("new", metavar="NEW")
-    diff.add_argument("--json", action="store_true", help="print JSON, with every key")
-    devices = commands.add_parser("devices", help="list the accelerators")
-    devices.add_argument("--json", action="store_true", help="print JSON")
+    _add_looking(commands)
     _add_train(commands)
     _add_serving(commands)
     _add_launch(commands)
     for command in commands.choices.values():
-        command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
+        command.add_argument(
+            "--debug",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="print a traceback with an error",
+        )
     for name in NOT_YET:
         commands.add_parser(name, help="not yet available", add_help=False)
     return parser
 
 
+def _add_command(
+    commands: Any, name: str, *, help: str, examples: Sequence[str], notes: str = "", **more: Any
+) -> argparse.ArgumentParser:
+    """Adds a command whose --help ends with notes and examples, these without `tpufeed NAME`."""
+    shown = [f"  tpufeed {name} {example}".rstrip() for example in examples]
+    title = "example:" if len(shown) == 1 else "examples:"
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=f"{help[0].upper()}{help[1:]}.",
+        epilog="\n".join([*([notes, ""] if notes else []), title, *shown]),
+        **more,
+    )
+    return parser
+
+
 NOT_YET = ("plan",)
-_DIFF_EPILOG = """\
+_DIFF_NOTES = """\
 Exit codes: 0 equal (in shards, order and bytes, whatever the configuration and the libraries);
 1 different; 2 wrong arguments, or a folder that is no complete data set."""
 _DESCRIPTION = """\
@@ -461,7 +466,7 @@ example:
   tpufeed inspect records
 
 Exit codes: 0 done, 2 wrong from the arguments alone, 1 anything else."""
-_INGEST_EPILOG = """\
+_INGEST_NOTES = """\
 PATTERN is
   a glob, local or gs://; the label is the parent folder's name. Wildcards are * (stops at /),
     ** (does not), ? and [...]. Quote it, or the shell expands it.
@@ -473,146 +478,248 @@ Any option of Beam's can follow, such as --runner=DataflowRunner or --direct_num
 --direct_running_mode=multi_processing. The local runner is one process, with a decoder a core."""
 
 
-_TRAIN_EPILOG = """\
+_TRAIN_NOTES = """\
 The split validated on is "validation", else "test". RUN gets history.json, checkpoints/, logs/
-(TensorBoard), model.keras, confusion.png and predictions.png.
-
-example:
-  tpufeed train --data records --model convnet --optimizer adam --epochs 20 --output run"""
+(TensorBoard), model.keras, confusion.png and predictions.png."""
 
 
 def _add_ingest(commands: Any) -> None:
-    parser = commands.add_parser(
-        "ingest", help="images to sharded TFRecords", epilog=_INGEST_EPILOG
+    parser = _add_command(
+        commands,
+        "ingest",
+        help="images to sharded TFRecords",
+        notes=_INGEST_NOTES,
+        examples=(
+            "--input 'photos/*/*.jpg' --output records --split train=0.9,validation=0.1",
+            "--input train=a.csv --input test=b.csv --output records --schema imagenet",
+            "--input idx:mnist --output mnist",
+        ),
     )
     add = parser.add_argument
     add("--input", action="append", required=True, metavar="[SPLIT=]PATTERN", help="see below")
     add("--output", required=True, metavar="DIR", help="a new or empty folder, local or gs://")
     add("--root", metavar="DIR", help="keys are paths relative to it (default: common folder)")
-    add("--image-size", metavar="N|WxH", help="pixels (default 224; idx: 28)")
-    add("--resize-mode", default="cover", metavar="MODE", help=_choices(RESIZE_MODES, "cover"))
-    add("--channels", type=int, metavar="N", help="3 or 1 (default 3; idx: 1)")
-    add("--encoding", metavar="E", help=_choices(ENCODINGS, "jpeg; idx: png"))
-    add("--quality", type=int, default=90, metavar="Q", help="of JPEG, 1 to 100 (90)")
-    add("--schema", default="flowers", metavar="S", help=_choices(SCHEMAS, "flowers"))
-    add("--split", metavar="NAME=SHARE,...", help="shares by hash; add up to 1 (train=1)")
-    add("--split-by", default="key", metavar="BY", help="key, group:REGEX or column:NAME (key)")
-    add("--seed", type=int, default=0, metavar="N", help="of the hash (0)")
+    add("--image-size", metavar="N|WxH", help="pixels (default: 224; idx: 28)")
+    add("--resize-mode", default="cover", metavar="MODE", help=", ".join(RESIZE_MODES))
+    add("--channels", type=int, metavar="N", help="3 or 1 (default: 3; idx: 1)")
+    add("--encoding", metavar="E", help=_ENCODING_HELP)
+    add("--quality", type=int, default=90, metavar="Q", help="of JPEG, 1 to 100")
+    add("--schema", default="flowers", metavar="S", help=", ".join(SCHEMAS))
+    add("--split", metavar="NAME=SHARE,...", help="shares by hash; add up to 1 (default: train=1)")
+    add("--split-by", default="key", metavar="BY", help="key, group:REGEX or column:NAME")
+    add("--seed", type=int, default=0, metavar="N", help="of the hash")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--shards", type=int, metavar="N", help="total over the splits")
-    size.add_argument("--shard-size", default="128MB", metavar="BYTES", help="aim (128MB)")
-    add("--class-names", metavar="FILE", help="one a line, or another dataset.json; order = id")
-    add("--new-classes", default="reject", metavar="M", help="reject or append (reject)")
-    add("--label-offset", type=int, default=0, metavar="N", help="added to stored ids (0)")
+    size.add_argument(
+        "--shards", type=int, metavar="N", help="total over the splits (default: by --shard-size)"
+    )
+    size.add_argument(
+        "--shard-size", default="128MB", metavar="BYTES", help="what a shard should hold, about"
+    )
+    add("--class-names", metavar="FILE", help=_CLASS_NAMES_HELP)
+    add("--new-classes", default="reject", metavar="M", help="reject or append")
+    add("--label-offset", type=int, default=0, metavar="N", help="added to stored ids")
     add("--background", default="255,255,255", metavar="R,G,B", help="under alpha and padding")
     add("--max-pixels", type=int, default=178_956_970, metavar="N", help="larger: too_large")
-    add("--max-reject-rate", type=float, default=0.01, metavar="R", help="0 to 1 (0.01)")
+    add("--max-reject-rate", type=float, default=0.01, metavar="R", help="0 to 1")
     add("--duplicates", default="keep", metavar="M", help=_DUPLICATES_HELP)
-    add("--exclude", metavar="FILE", help="keys or source sha256, one a line, to leave out")
+    add("--exclude", metavar="FILE", help="keys or source sha256, one a line (default: none)")
     add("--overwrite", action="store_true", help="replace the data set in --output")
     add("--resume", action="store_true", help="go on with an unfinished run in --output")
 
 
+_ENCODING_HELP = f"{', '.join(ENCODINGS)} (default: jpeg; idx: png)"
+_CLASS_NAMES_HELP = "one a line, or another dataset.json; order = id (default: the labels, sorted)"
 _DUPLICATES_HELP = (
-    "of equal bytes: keep; together: in one split; drop: all but the first by key (keep). "
+    "of equal bytes: keep; together: in one split; drop: all but the first by key. "
     "together and drop read every source once more"
 )
 
 
+def _add_looking(commands: Any) -> None:
+    verify = _add_command(
+        commands,
+        "verify",
+        help="check a data set; 0 = whole, 1 = not",
+        examples=("records", "records --deep --sources 100 --leakage"),
+    )
+    verify.add_argument("directory", metavar="DIR", help="from ingest")
+    depth = verify.add_mutually_exclusive_group()
+    depth.add_argument("--quick", action="store_true", help="names, sizes and index counts only")
+    depth.add_argument("--deep", action="store_true", help="decode every picture as well")
+    verify.add_argument("--sources", type=int, metavar="K", help=_SOURCES_HELP)
+    verify.add_argument("--leakage", action="store_true", help="no content in two splits")
+    inspect = _add_command(
+        commands,
+        "inspect",
+        help="show a data set, or one record of it",
+        examples=("records", "records --split train --record 7 --save seven.jpg"),
+    )
+    add = inspect.add_argument
+    add("directory", metavar="DIR", help="from ingest")
+    add("--split", metavar="S", help="only this split (default: all)")
+    add("--record", type=int, metavar="K", help="one record, from 0 (default: a summary)")
+    add("--save", metavar="FILE", help="for the record's picture (default: not saved)")
+    add("--json", action="store_true", help="print JSON")
+    report = _add_command(
+        commands,
+        "report",
+        help="write DIR/report.html: the data set on one page",
+        examples=("records",),
+    )
+    report.add_argument("directory", metavar="DIR", help="from ingest")
+    _add_diff(commands)
+    devices = _add_command(commands, "devices", help="list the accelerators", examples=("",))
+    devices.add_argument("--json", action="store_true", help="print JSON")
+
+
+_SOURCES_HELP = "re-read K sources by an independent path (default: none)"
+
+
+def _add_diff(commands: Any) -> None:
+    diff = _add_command(
+        commands,
+        "diff",
+        help="compare two data sets; 0 = equal, 1 = not, 2 = trouble",
+        notes=_DIFF_NOTES,
+        examples=("records newer", "records newer --json"),
+    )
+    diff.add_argument("old", metavar="OLD", help="from ingest")
+    diff.add_argument("new", metavar="NEW", help="from ingest")
+    diff.add_argument("--json", action="store_true", help="print JSON, with every key")
+
+
 def _add_train(commands: Any) -> None:
-    parser = commands.add_parser("train", help="train a model on a data set", epilog=_TRAIN_EPILOG)
+    parser = _add_command(
+        commands,
+        "train",
+        help="train a model on a data set",
+        notes=_TRAIN_NOTES,
+        examples=(
+            "--data records --model convnet --optimizer adam --epochs 20 --output run",
+            "--data mnist --model lenet5 --compare eager,graph,xla",
+        ),
+    )
     add = parser.add_argument
     add("--data", action="append", required=True, metavar="DIR", help="from ingest; repeatable")
     add("--model", required=True, metavar="M", help=MODEL_FORMS)
-    add("--mode", default="graph", metavar="MODE", help=_choices(MODES, "graph"))
-    add("--compare", metavar="MODE,...", help="train once in each of these modes, print a table")
-    add("--epochs", type=int, default=5, metavar="N", help="in all, with those before (5)")
-    add("--batch-size", type=int, default=128, metavar="N", help="of each replica (128)")
-    add("--optimizer", default="sgd", metavar="O", help=_choices(OPTIMIZERS, "sgd"))
-    add("--learning-rate", type=float, metavar="X", help="the highest (sgd 0.1, adam 0.001)")
-    add("--schedule", metavar="KEY=X,...", help="ramp, hold: epochs; decay, start, min (constant)")
-    add("--augment", metavar="A,...", help=_choices(AUGMENTATIONS, "none"))
-    add("--scaling", default="auto", metavar="S", help=_choices(SCALINGS, "auto"))
+    add("--mode", default="graph", metavar="MODE", help=", ".join(MODES))
+    add("--compare", metavar="MODE,...", help="train once in each, print a table (default: no)")
+    add("--epochs", type=int, default=5, metavar="N", help="in all, with those before")
+    add("--batch-size", type=int, default=128, metavar="N", help="of each replica")
+    add("--optimizer", default="sgd", metavar="O", help=", ".join(OPTIMIZERS))
+    add(
+        "--learning-rate",
+        type=float,
+        metavar="X",
+        help="the highest (default: sgd 0.1, adam 0.001)",
+    )
+    add("--schedule", metavar="KEY=X,...", help=_SCHEDULE_HELP)
+    add("--augment", metavar="A,...", help=f"{', '.join(AUGMENTATIONS)} (default: none)")
+    add("--scaling", default="auto", metavar="S", help=", ".join(SCALINGS))
     add("--image-size", metavar="N|WxH", help="resize pictures to this (default: as they are)")
-    add("--cache", metavar="DIR", help="or memory, none: decoded pictures (memory if small)")
-    add("--weights", metavar="FILE", help="start from these; imagenet with keras:NAME")
+    add("--cache", metavar="DIR", help="or memory, none: of pictures (default: memory if small)")
+    add("--weights", metavar="FILE", help=_WEIGHTS_HELP)
     add("--mixed-bfloat16", action="store_true", help="layers compute in bfloat16")
-    add("--steps-per-execution", type=int, default=1, metavar="K", help="steps in one call (1)")
-    add("--seed", type=int, default=0, metavar="N", help="of weights and order (0)")
-    add("--tpu", default="auto", metavar="T", help="auto, none, local or a name (auto)")
+    add("--steps-per-execution", type=int, default=1, metavar="K", help="steps in one call")
+    add("--seed", type=int, default=0, metavar="N", help="of weights and order")
+    add("--tpu", default="auto", metavar="T", help="auto, none, local or a name")
     add("--zone", metavar="Z", help="of a TPU with a name (default: this machine's)")
     add("--project", metavar="P", help="of a TPU with a name (default: this machine's)")
-    add("--output", metavar="RUN", help="a new folder: history, checkpoints, logs, model")
+    add("--output", metavar="RUN", help="a new folder for the run (default: keep nothing)")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--permute-labels", action="store_true", help="control: shuffle the training labels")
-    add("--dump-hlo", metavar="DIR", help="write the step that XLA compiles, as text, there")
-    add("--transform", metavar="DIR", help="moments of analyze in place of dataset.json's")
+    add("--dump-hlo", metavar="DIR", help="the step that XLA compiles, as text (default: no)")
+    add("--transform", metavar="DIR", help="moments of analyze (default: those of dataset.json)")
     add("--json", action="store_true", help="print a line of JSON an epoch")
 
 
+_SCHEDULE_HELP = "ramp, hold: epochs; decay, start, min (default: constant)"
+_WEIGHTS_HELP = "start from these; imagenet with keras:NAME (default: from the seed)"
+
+
 def _add_serving(commands: Any) -> None:
-    analyze = commands.add_parser(
-        "analyze", help="vocabulary and channel moments by tensorflow-transform, over index/"
+    analyze = _add_command(
+        commands,
+        "analyze",
+        help="vocabulary and channel moments by tensorflow-transform, over index/",
+        examples=("--data records --output transform",),
     )
-    analyze.add_argument("--data", action="append", required=True, metavar="DIR")
+    analyze.add_argument(
+        "--data", action="append", required=True, metavar="DIR", help="from ingest; repeatable"
+    )
     analyze.add_argument("--output", required=True, metavar="TRANSFORM", help="a new folder")
-    export = commands.add_parser("export", help="write a run's model as a SavedModel")
+    export = _add_command(
+        commands,
+        "export",
+        help="write a run's model as a SavedModel",
+        examples=("--run run --output serving",),
+    )
     export.add_argument("--run", required=True, metavar="RUN", help="--output of train")
     export.add_argument("--output", required=True, metavar="EXPORT", help="a new folder")
     export.add_argument(
-        "--data", action="append", metavar="DIR", help="the run's data, if it has moved"
+        "--data", action="append", metavar="DIR", help="the run's data (default: where it was)"
     )
-    predict = commands.add_parser("predict", help="label image files, prepared as by ingest")
+    predict = _add_command(
+        commands,
+        "predict",
+        help="label image files, prepared as by ingest",
+        examples=("--model serving holiday/*.jpg",),
+    )
     predict.add_argument("--model", required=True, metavar="EXPORT", help="--output of export")
-    predict.add_argument("images", nargs="+", metavar="IMAGE")
+    predict.add_argument("images", nargs="+", metavar="IMAGE", help="files")
     predict.add_argument("--json", action="store_true", help="print a line of JSON a file")
 
 
-_LAUNCH_EPILOG = """\
+_LAUNCH_NOTES = """\
 What comes after -- are flags of tpufeed train. The machine types and topologies are in docs/gcp.md.
-
-example:
-  tpufeed launch --data records --backend local --output run -- --model lenet5 --epochs 1
-  tpufeed launch --data gs://bucket/records --backend vertex --output gs://bucket/run \\
-      --project P --region us-west1 --image IMAGE --machine-type ct5lp-hightpu-4t \\
-      -- --model convnet --epochs 20
 
 Exit codes: 0 the job succeeded (with --detach: was submitted), 2 wrong from the arguments alone,
 1 anything else. Ctrl-C leaves a job on Vertex AI running and ends a local one; both are exit 1."""
 
 
 def _add_launch(commands: Any) -> None:
-    parser = commands.add_parser(
+    parser = _add_command(
+        commands,
         "launch",
         help="submit a training job and follow it",
         usage="tpufeed launch --data DIR --backend B --output RUN [flags] -- <train flags>",
-        epilog=_LAUNCH_EPILOG,
+        notes=_LAUNCH_NOTES,
+        examples=(
+            "--data records --backend local --output run -- --model lenet5 --epochs 1",
+            "--data gs://bucket/records --backend vertex --output gs://bucket/run \\\n"
+            "      --project P --region us-west1 --image IMAGE --machine-type ct5lp-hightpu-4t \\\n"
+            "      -- --model convnet --epochs 20",
+        ),
     )
     add = parser.add_argument
-    add("--data", action="append", metavar="DIR", help="from ingest; repeatable")
-    add("--backend", required=True, metavar="B", help=_choices(BACKENDS, "required"))
-    add("--output", metavar="RUN", help="a new folder for the run; gs:// with vertex")
+    add(
+        "--data",
+        action="append",
+        metavar="DIR",
+        help="from ingest; repeatable (default: that of --job)",
+    )
+    add("--backend", required=True, metavar="B", help=", ".join(BACKENDS))
+    add("--output", metavar="RUN", help="a new folder; gs:// with vertex (default: that of --job)")
     add(
         "--run", metavar="NAME", help="a second launch of this name finds the job (default: a hash)"
     )
-    add("--project", metavar="P", help="of Google Cloud")
-    add("--region", metavar="R", help="of Google Cloud, as us-west1")
-    add("--image", metavar="IMAGE", help="made of docker/trainer.Dockerfile")
-    add("--machine-type", default="ct5lp-hightpu-1t", metavar="M", help="(ct5lp-hightpu-1t)")
+    add("--project", metavar="P", help="of Google Cloud (default: none; vertex needs it)")
+    add("--region", metavar="R", help="as us-west1 (default: none; vertex needs it)")
+    add("--image", metavar="IMAGE", help=_IMAGE_HELP)
+    add("--machine-type", default="ct5lp-hightpu-1t", metavar="M", help="of Vertex AI")
     add("--tpu-topology", metavar="T", help="as 2x2 (default: that of one machine)")
-    add("--hosts", type=int, default=1, metavar="N", help="machines of the topology (1)")
+    add("--hosts", type=int, default=1, metavar="N", help="machines of the topology")
     add("--spot", action="store_true", help="cheaper machines that may be taken back")
-    add("--timeout", default="24h", metavar="TIME", help="ends the job, as 90m, 24h, 7d (24h)")
-    add("--service-account", metavar="EMAIL", help="whom the job acts as")
-    add("--labels", metavar="K=V,...", help="of the job, for bills")
+    add("--timeout", default="24h", metavar="TIME", help="ends the job, as 90m, 24h, 7d")
+    add("--service-account", metavar="EMAIL", help="for the job (default: the service's own)")
+    add("--labels", metavar="K=V,...", help="of the job, for bills (default: none)")
     add("--detach", action="store_true", help="return once the job is submitted")
-    add("--job", metavar="NAME", help="follow a job that was submitted before")
+    add("--job", metavar="NAME", help="follow this job (default: submit one)")
     add("--endpoint", metavar="URL", help="of the service (default: the region's)")
-    add("--poll", type=float, default=10.0, metavar="S", help="seconds between two looks (10)")
+    add("--poll", type=float, default=10.0, metavar="S", help="seconds between two looks")
 
 
-def _choices(names: Sequence[str], default: str) -> str:
-    return f"{', '.join(names)} ({default})"
+_IMAGE_HELP = "made of docker/trainer.Dockerfile (default: none; vertex needs it)"
 
 
 def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
