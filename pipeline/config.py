@@ -495,6 +495,10 @@ def _add_ingest(commands: Any) -> None:
             "--input idx:mnist --output mnist",
         ),
     )
+    _add_ingest_flags(parser)
+
+
+def _add_ingest_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--input", action="append", required=True, metavar="[SPLIT=]PATTERN", help="see below")
     add("--output", required=True, metavar="DIR", help="a new or empty folder, local or gs://")

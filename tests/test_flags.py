@@ -19,7 +19,6 @@ from PIL import Image
 
 from pipeline.__main__ import main
 from pipeline.config import (
-    NOT_YET,
     make_ingest_config,
     make_launch_config,
     make_parser,
@@ -32,6 +31,8 @@ from transforms.manifest import load_manifest
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "cli.md"
 EVERYWHERE = ("--help", "--debug")
+# A command that has all flags of another; they are documented and shown there.
+EXTENDS = {"plan": "ingest"}
 
 # Command and flag, and the test that shows what the flag does. A test may name the flag, or the
 # field of the configuration that REACHES holds it to.
@@ -198,17 +199,23 @@ def commands() -> dict[str, argparse.ArgumentParser]:
         for action in make_parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     )
-    return {name: parser for name, parser in found.choices.items() if name not in NOT_YET}
+    # What is not yet available has no --help either.
+    return {name: parser for name, parser in found.choices.items() if parser.add_help}
+
+
+def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    return {a.option_strings[-1]: a for a in parser._actions if a.option_strings}
 
 
 def flags() -> dict[str, argparse.Action]:
-    """What every command takes, but what all of them take."""
-    return {
-        f"{name} {action.option_strings[-1]}": action
-        for name, parser in commands().items()
-        for action in parser._actions
-        if action.option_strings and action.option_strings[-1] not in EVERYWHERE
-    }
+    """What every command takes, but what all of them take or the one that it extends."""
+    found, known = {}, commands()
+    for name, parser in known.items():
+        extended = options(known[EXTENDS[name]]) if name in EXTENDS else {}
+        for flag, action in options(parser).items():
+            if flag not in extended and flag not in EVERYWHERE:
+                found[f"{name} {flag}"] = action
+    return found
 
 
 def default_of(name: str, action: argparse.Action) -> str:
@@ -294,12 +301,12 @@ def test_help_shows_defaults_and_examples(command, capsys):
         main([command, "--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    options, _, examples = re.split(r"^(examples?):\n", text, flags=re.MULTILINE)
+    listed, _, examples = re.split(r"^(examples?):\n", text, flags=re.MULTILINE)
     found = [line for line in "".join(examples).replace("\\\n", " ").splitlines() if line.strip()]
     assert 1 <= len(found) <= 3
     for example in found:
         check_example(example)
-    flat = " ".join(options.split())
+    flat = " ".join(listed.split())
     for name, action in flags().items():
         if name.split()[0] == command:
             assert action.help, name
