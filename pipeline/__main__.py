@@ -7,13 +7,14 @@ import gc
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pipeline import __version__
 from pipeline.config import (
-    NOT_YET,
+    PlanConfig,
     UsageError,
     make_analyze_arguments,
     make_export_config,
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.error("no command: give one of ingest, verify, inspect")
     try:
-        if rest and args.command != "ingest" and args.command not in NOT_YET:
+        if rest and args.command not in ("ingest", "plan"):
             hint = "; flags of tpufeed train go after --" if args.command == "launch" else ""
             raise UsageError(f"{rest[0]}: tpufeed {args.command} has no such argument{hint}")
         return _run_command(args, train_flags if args.command == "launch" else rest)
@@ -60,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
-    if args.command in NOT_YET:
-        raise UsageError(f"not yet available in tpufeed {__version__}")
     if args.command == "ingest":
         return _ingest(args, rest)
+    if args.command == "plan":
+        return _plan(args, rest)
     if args.command == "launch":
         return _launch(args, rest)
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -82,6 +83,24 @@ def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
     config = make_ingest_config(args)
+    _prepare_process(args, beam_args)
+    from pipeline.dataflow import Submission
+    from pipeline.ingest import ingest_images
+    from pipeline.summary import describe_duplicates, describe_manifest
+
+    gc.freeze()
+    gc.enable()
+    outcome = ingest_images(config, beam_args)
+    if isinstance(outcome, Submission):
+        say(outcome.text)
+    else:
+        say(describe_manifest(outcome, directory=config.output))
+        say(describe_duplicates(config.output, mode=config.duplicates))
+    return 0
+
+
+def _prepare_process(args: argparse.Namespace, beam_args: list[str]) -> None:
+    """Settles what is logged, and starts what can come up before Beam is imported."""
     from transforms.decoders import start_decoders
 
     remote = any("runner" in arg.lower() and "dataflow" in arg.lower() for arg in beam_args)
@@ -103,18 +122,22 @@ def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
     if not any(arg.startswith(("--runner", "--direct_")) for arg in beam_args):
         # They come up on the other cores while Beam is imported on this one.
         start_decoders(os.cpu_count() or 1)
-    from pipeline.dataflow import Submission
-    from pipeline.ingest import ingest_images
-    from pipeline.summary import describe_duplicates, describe_manifest
+
+
+def _plan(args: argparse.Namespace, beam_args: list[str]) -> int:
+    config = make_ingest_config(args)
+    how = PlanConfig(args.workers, args.sample, args.prices)
+    fresh, began = "apache_beam" not in sys.modules, time.perf_counter()
+    _prepare_process(args, beam_args)
+    from pipeline.plan import describe_plan
+    from pipeline.rehearsal import age_of_process, plan_images
 
     gc.freeze()
     gc.enable()
-    outcome = ingest_images(config, beam_args)
-    if isinstance(outcome, Submission):
-        say(outcome.text)
-    else:
-        say(describe_manifest(outcome, directory=config.output))
-        say(describe_duplicates(config.output, mode=config.duplicates))
+    # As a command, what came before counts for ingest, too.
+    importing = (age_of_process() if fresh else 0.0) or time.perf_counter() - began
+    plan = plan_images(config, beam_args, how=how, importing=importing)
+    say(plan.json if args.json else describe_plan(plan, output=config.output))
     return 0
 
 

@@ -171,6 +171,33 @@ class IngestConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PlanConfig:
+    """What `tpufeed plan` is to do, beside what ingest is to.
+
+    Attributes:
+      workers: machines, each like this one.
+      sample: pictures that are read and prepared, at most.
+      prices: file to work out the cost from; None for no cost.
+    """
+
+    workers: int = 1
+    sample: int = 200
+    prices: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks each field.
+
+        Raises:
+          UsageError: names the flag, the value and what is allowed.
+        """
+        for flag, number in (("--workers", self.workers), ("--sample", self.sample)):
+            if number < 1:
+                raise UsageError(f"{flag} {number}: must be 1 or more")
+        if self.prices == "":
+            raise UsageError("--prices '': is empty; give a file or drop the flag")
+
+
+@dataclasses.dataclass(frozen=True)
 class Schedule:
     """A learning rate that rises, stays and falls, by epoch.
 
@@ -421,6 +448,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="print a traceback with an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     _add_ingest(commands)
+    _add_plan(commands)
     _add_looking(commands)
     _add_train(commands)
     _add_serving(commands)
@@ -432,8 +460,6 @@ def make_parser() -> argparse.ArgumentParser:
             default=argparse.SUPPRESS,
             help="print a traceback with an error",
         )
-    for name in NOT_YET:
-        commands.add_parser(name, help="not yet available", add_help=False)
     return parser
 
 
@@ -453,7 +479,6 @@ def _add_command(
     return parser
 
 
-NOT_YET = ("plan",)
 _DIFF_NOTES = """\
 Exit codes: 0 equal (in shards, order and bytes, whatever the configuration and the libraries);
 1 different; 2 wrong arguments, or a folder that is no complete data set."""
@@ -529,6 +554,26 @@ def _add_ingest_flags(parser: argparse.ArgumentParser) -> None:
     add("--exclude", metavar="FILE", help="keys or source sha256, one a line (default: none)")
     add("--overwrite", action="store_true", help="replace the data set in --output")
     add("--resume", action="store_true", help="go on with an unfinished run in --output")
+    add("--quiet", action="store_true", help="print nothing but warnings and errors")
+
+
+def _add_plan(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "plan",
+        help="show what ingest would do; writes nothing",
+        notes=_INGEST_NOTES,
+        examples=(
+            "--input 'photos/*/*.jpg' --output records --split train=0.9,validation=0.1",
+            "--input 'gs://my-bucket/*/*.jpg' --output gs://my-bucket/records --workers 20",
+        ),
+    )
+    _add_ingest_flags(parser)
+    add = parser.add_argument
+    add("--workers", type=int, default=1, metavar="N", help="machines, each like this one")
+    add("--sample", type=int, default=200, metavar="K", help="pictures read and prepared")
+    add("--prices", metavar="FILE", help="JSON to work out the cost from (default: no cost)")
+    add("--json", action="store_true", help="print JSON")
 
 
 _ENCODING_HELP = f"{', '.join(ENCODINGS)} (default: jpeg; idx: png)"

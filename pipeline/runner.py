@@ -55,6 +55,7 @@ class RunPlan:
     Attributes:
       options: Beam's.
       decoders: processes for each shard that is being written.
+      local: whether it is the local runner.
       processes: whether the local runner starts worker processes.
       dry_run: whether the job is only to be shown.
       wait: whether to stay until the end.
@@ -62,12 +63,15 @@ class RunPlan:
 
     options: PipelineOptions
     decoders: int
+    local: bool = False
     processes: bool = False
     dry_run: bool = False
     wait: bool = True
 
 
-def plan_run(beam_args: Sequence[str], *, paths: Sequence[tuple[str, str]] = ()) -> RunPlan:
+def plan_run(
+    beam_args: Sequence[str], *, paths: Sequence[tuple[str, str]] = (), submit: bool = True
+) -> RunPlan:
     """Returns how to run.
 
     In one process, the default, Beam's --direct_num_workers is the number of decoder processes for
@@ -77,6 +81,7 @@ def plan_run(beam_args: Sequence[str], *, paths: Sequence[tuple[str, str]] = ())
     Args:
       beam_args: options for Beam.
       paths: (flag, path) of what is read and written.
+      submit: whether it is to run; if not, nobody need be signed in.
 
     Raises:
       UsageError: Beam does not know an option (it would only warn), or a value of it, or lacks
@@ -88,7 +93,7 @@ def plan_run(beam_args: Sequence[str], *, paths: Sequence[tuple[str, str]] = ())
     cores = os.cpu_count() or 1
     if runner == "dataflowrunner":
         check_paths(options, paths)
-        return _plan_dataflow(options)
+        return _plan_dataflow(options, submit=submit)
     _refuse_dataflow_only(options)
     if runner not in _LOCAL_RUNNERS:
         _make_pipeline(options)  # now, before --overwrite removes anything
@@ -99,14 +104,14 @@ def plan_run(beam_args: Sequence[str], *, paths: Sequence[tuple[str, str]] = ())
     workers = direct.direct_num_workers or cores
     processes = direct.direct_running_mode == "multi_processing"
     if processes or direct.direct_running_mode == "multi_threading":
-        return RunPlan(options, cores, processes)
+        return RunPlan(options, cores, True, processes)
     direct.direct_num_workers = 1
-    return RunPlan(options, workers if asked else cores, processes)
+    return RunPlan(options, workers if asked else cores, True)
 
 
-def _plan_dataflow(options: PipelineOptions) -> RunPlan:
+def _plan_dataflow(options: PipelineOptions, *, submit: bool) -> RunPlan:
     dry_run = bool(options.view_as(TestOptions).dry_run)
-    if not dry_run:
+    if submit and not dry_run:
         check_signed_in(options)
     _make_pipeline(options)  # as above
     wait = not options.view_as(StandardOptions).no_wait_until_finish

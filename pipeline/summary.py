@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.messages import printable
@@ -11,6 +12,8 @@ from transforms import files
 from transforms.example import parse_example, read_record
 from transforms.manifest import DUPLICATES, INDEX_FOLDER, Manifest, Shard, load_manifest
 from transforms.shards import SHARD_SUFFIX
+
+_MOST_ROWS = 50  # classes that are named
 
 
 def describe_manifest(manifest: Manifest, *, directory: str) -> str:
@@ -21,22 +24,15 @@ def describe_manifest(manifest: Manifest, *, directory: str) -> str:
         f"{directory}: {manifest.records} records, {len(manifest.labels)} classes, "
         f"{pictures}, {manifest.channels} channel(s), {manifest.encoding}, schema {manifest.schema}"
     ]
-    names = list(manifest.splits)
-    width = max([5, *(len(_shown(label)) for label in manifest.labels)])
-    rows = [
-        [_shown(label), *(str(manifest.splits[s].classes[label]) for s in names)]
-        for label in manifest.labels[:50]
-    ]
-    if len(manifest.labels) > 50:
-        rows.append([f"... {len(manifest.labels) - 50} more", *("" for _ in names)])
-    rows.append(["total", *(str(manifest.splits[s].records) for s in names)])
-    rows.append(["shards", *(str(len(manifest.splits[s].shards)) for s in names)])
-    rows.append(["MB", *(f"{_bytes(manifest, s) / 1e6:.1f}" for s in names)])
-    for row in [["class", *names], *rows]:
-        cells = "".join(
-            f"{cell:>{max(12, len(s) + 2)}}" for cell, s in zip(row[1:], names, strict=True)
-        )
-        lines.append(f"  {row[0]:<{width}}{cells}")
+    splits = manifest.splits
+    lines += describe_table(
+        manifest.labels,
+        {name: split.classes for name, split in splits.items()},
+        {
+            "shards": {name: f"{len(split.shards):,}" for name, split in splits.items()},
+            "MB": {name: f"{_bytes(manifest, name) / 1e6:,.1f}" for name in splits},
+        },
+    )
     rejects = ", ".join(f"{reason} {n}" for reason, n in manifest.rejects.items()) or "none"
     lines.append(f"  rejects: {rejects}; system files skipped: {manifest.skipped}")
     if manifest.channel_mean and manifest.channel_std:
@@ -45,6 +41,41 @@ def describe_manifest(manifest: Manifest, *, directory: str) -> str:
         lines.append(f"  channel mean: {mean}; standard deviation: {std}")
     lines.append(f"  fingerprint: {manifest.fingerprint}")
     return "\n".join(lines)
+
+
+def describe_table(
+    labels: Sequence[str],
+    classes: Mapping[str, Mapping[str, int]],
+    more: Mapping[str, Mapping[str, str]],
+) -> list[str]:
+    """Returns the lines of a table: a row for each label, then totals; a column for each split.
+
+    Args:
+      labels: in the order of their ids.
+      classes: images by split and label; the splits in the order of the columns.
+      more: further rows: a cell by split.
+    """
+    splits = list(classes)
+    rows = [
+        [_shown(label), *(f"{classes[s].get(label, 0):,}" for s in splits)]
+        for label in labels[:_MOST_ROWS]
+    ]
+    if len(labels) > _MOST_ROWS:
+        rows.append([f"... {len(labels) - _MOST_ROWS} more", *("" for _ in splits)])
+    totals = [
+        ["total", *(f"{sum(classes[s].values()):,}" for s in splits)],
+        *([name, *(cells[s] for s in splits)] for name, cells in more.items()),
+    ]
+    table = [["class", *splits], *rows, *totals]
+    widths = [max(len(row[column]) for row in table) for column in range(len(splits) + 1)]
+    widths = [widths[0], *(max(10, width) for width in widths[1:])]
+    lines = [
+        "  ".join([f"  {row[0]:<{widths[0]}}", *map("{:>{}}".format, row[1:], widths[1:])])
+        for row in table
+    ]
+    rule = "  ".join(["  " + "-" * widths[0], *("-" * width for width in widths[1:])])
+    below = len(lines) - len(totals)
+    return [lines[0], rule, *lines[1:below], rule, *lines[below:]]
 
 
 def _shown(text: str) -> str:

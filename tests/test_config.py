@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import __version__
 from pipeline.__main__ import main
-from pipeline.config import NOT_YET, IngestConfig, UsageError, make_ingest_config, make_parser
+from pipeline.config import IngestConfig, UsageError, make_ingest_config, make_parser
 from transforms.image import PixelPolicy
 from transforms.records import Grouping, Input
 
@@ -390,14 +390,6 @@ def test_contradictions(capsys, argv, message):
 def test_commands(capsys, argv, message):
     assert run(argv) == 2
     assert capsys.readouterr() == ("", message + "\n")
-
-
-@pytest.mark.parametrize("rest", [[], ["-h"], ["--data", "d", "--", "--epochs", "3"]], ids=str)
-@pytest.mark.parametrize("command", NOT_YET)
-def test_commands_to_come(capsys, command, rest):
-    assert run([command, *rest]) == 2
-    message = f"tpufeed {command}: error: not yet available in tpufeed {__version__}\n"
-    assert capsys.readouterr() == ("", message)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ FLOORS = {
     "pipeline.vertex": 9,
     "pipeline.learner": 10,
     "pipeline.ingest": 10,
+    "pipeline.plan": 10,
+    "pipeline.rehearsal": 11,
     "pipeline.transform_fn": 10,
     "pipeline.serving_image": 10,
     "pipeline.analyze": 11,

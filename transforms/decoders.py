@@ -124,6 +124,14 @@ class _Decoder:
             return "SIGKILL, which it has not followed yet"
         return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
+    def peak_memory(self) -> int:
+        """Returns the largest resident set so far, in bytes; 0 where the system does not tell."""
+        with contextlib.suppress(OSError), open(f"/proc/{self._process.pid}/status") as status:
+            for line in status:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        return 0
+
     def abandon(self) -> None:
         """Ends the process and no more; the pipe is closed with this object."""
         self._process.kill()
@@ -197,6 +205,12 @@ def end_decoders() -> None:
         decoders, _idle[:] = _idle[:], []
     for decoder in decoders:
         decoder.end()
+
+
+def peak_memory() -> int:
+    """Returns the largest resident set, in bytes, of a process that has nothing to do now."""
+    with _lock:
+        return max((decoder.peak_memory() for decoder in _idle), default=0)
 
 
 @contextlib.contextmanager

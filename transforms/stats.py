@@ -94,6 +94,12 @@ def digest_ref(ref: ImageRef) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
 
 
+def size_image(ref: ImageRef, *, pixels: PixelPolicy) -> tuple[tuple[str, str], SplitSize]:
+    """Returns what one image, which knows its split, adds to its split and label."""
+    size = estimate_bytes(ref.size, policy=pixels)
+    return (ref.split, ref.label), SplitSize(1, size, digest_ref(ref))
+
+
 @dataclasses.dataclass
 class CountImages(beam.PTransform):
     """Images that know their split -> one {(split, label): SplitSize}."""
@@ -104,13 +110,9 @@ class CountImages(beam.PTransform):
         """One combination for labels and shards: each costs local runners a tenth of a second."""
         return (
             refs
-            | "EstimateBytes" >> beam.Map(self._estimate)
+            | "EstimateBytes" >> beam.Map(size_image, pixels=self.pixels)
             | "SumSizes" >> beam.CombineGlobally(SumSizes())
         )
-
-    def _estimate(self, ref: ImageRef) -> tuple[tuple[str, str], SplitSize]:
-        size = estimate_bytes(ref.size, policy=self.pixels)
-        return (ref.split, ref.label), SplitSize(1, size, digest_ref(ref))
 
 
 @dataclasses.dataclass
@@ -168,9 +170,14 @@ class PlanShards(beam.PTransform):
 
     def expand(self, sizes: beam.PCollection[Sizes]) -> beam.PCollection[dict[str, int]]:
         """Depends on the data and the configuration only, never on workers or time."""
-        return sizes | "PlanShards" >> beam.Map(self._plan)
+        return sizes | "PlanShards" >> beam.Map(self.plan)
 
-    def _plan(self, sizes: Sizes) -> dict[str, int]:
+    def plan(self, sizes: Sizes) -> dict[str, int]:
+        """Returns the number of shards by split.
+
+        Raises:
+          DataError: `shards` does not go with what was counted.
+        """
         splits = _add_up((split, size) for (split, _), size in sizes.items())
         try:
             return plan_shards(splits, shards=self.shards, shard_size=self.shard_size)

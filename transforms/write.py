@@ -95,10 +95,10 @@ def treat_copies(ref: ImageRef, result: Outcome, *, exclusions: Exclusions) -> I
             yield Reject(copy.key, copy.source, copy.label, result.reason, result.detail)
 
 
-def _prepare(
+def prepare_refs(
     refs: Sequence[ImageRef], task: Task, *, decoders: int
 ) -> Generator[Outcome, None, None]:
-    """Prepares images; what lies in a store is read here, well ahead, since it is slow to come."""
+    """Prepares images in order; what lies in a store is read here, ahead, since it comes slowly."""
     items: Iterable[tuple[ImageRef, Source | Reject | None]] = ((ref, None) for ref in refs)
     if any(files.is_remote(ref.path) for ref in refs):
         items = map_in_order(_read_ahead, refs, threads=READERS)
@@ -294,7 +294,7 @@ class WriteShards(beam.io.WriteToTFRecord):
             (pickle.loads(ref) for ref in refs if ref),
             key=lambda ref: place_of(ref.key, seed=self._seed),
         )
-        with contextlib.closing(_prepare(ordered, task, decoders=self._decoders)) as outcomes:
+        with contextlib.closing(prepare_refs(ordered, task, decoders=self._decoders)) as outcomes:
             every = itertools.chain.from_iterable(
                 treat_copies(ref, outcome, exclusions=exclusions)
                 for ref, outcome in zip(ordered, outcomes, strict=True)
