@@ -83,11 +83,11 @@ def plan_images(
     run = plan_run(beam_args, paths=[*inputs, ("--output", config.output)], submit=False)
     config = resolve_config(config, decoders=run.decoders)
     assert config.decoders is not None
-    start, graph, tiny = _run_nothing(run, beam_args)
-    process = _peak()
-    began = time.perf_counter()
+    bare, began = _peak(), time.perf_counter()
     listing, exclusions = list_images(config)
-    listed = time.perf_counter() - began
+    listed, holding = time.perf_counter() - began, _peak()
+    start, graph, tiny = _run_nothing(run, beam_args)
+    process = bare + _peak() - holding  # without the references, which are counted apart
     chosen = choose_sample(listing.refs, number=how.sample, seed=config.seed)
     sample, spent = prepare_sample(chosen, listing.labels, exclusions, config=config)
     costs = Costs(

@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import pytest
 
-from pipeline import __version__
 from pipeline.__main__ import main
 from pipeline.config import IngestConfig, UsageError, make_ingest_config, make_parser
 from transforms.image import PixelPolicy
