@@ -25,7 +25,7 @@ from pipeline.config import (
     parse_compare,
     split_train_flags,
 )
-from pipeline.messages import OneLineFormatter, printable, say
+from pipeline.messages import OneLineFormatter, describe_seconds, printable, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +82,7 @@ def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
-    config = make_ingest_config(args)
+    config, began = make_ingest_config(args), time.monotonic()
     _prepare_process(args, beam_args)
     from pipeline.dataflow import Submission
     from pipeline.ingest import ingest_images
@@ -90,12 +90,13 @@ def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
 
     gc.freeze()
     gc.enable()
-    outcome = ingest_images(config, beam_args)
+    outcome = ingest_images(config, beam_args, show_progress=not args.quiet)
     if isinstance(outcome, Submission):
         say(outcome.text)
-    else:
+    elif not args.quiet:
         say(describe_manifest(outcome, directory=config.output))
         say(describe_duplicates(config.output, mode=config.duplicates))
+        say(f"  done in {describe_seconds(time.monotonic() - began)}")
     return 0
 
 
@@ -137,7 +138,11 @@ def _plan(args: argparse.Namespace, beam_args: list[str]) -> int:
     # As a command, what came before counts for ingest, too.
     importing = (age_of_process() if fresh else 0.0) or time.perf_counter() - began
     plan = plan_images(config, beam_args, how=how, importing=importing)
-    say(plan.json if args.json else describe_plan(plan, output=config.output))
+    if args.quiet and not args.json:
+        for text in plan.warnings:
+            say(f"warning: {text}")
+    else:
+        say(plan.json if args.json else describe_plan(plan, output=config.output))
     return 0
 
 

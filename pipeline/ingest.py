@@ -18,6 +18,7 @@ from apache_beam import pvalue
 from pipeline import __version__
 from pipeline.config import IngestConfig
 from pipeline.dataflow import Submission
+from pipeline.progress import choose_watch
 from pipeline.runner import plan_run, run_pipeline
 from transforms import files, resume
 from transforms.decoders import end_decoders
@@ -119,12 +120,15 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
     )
 
 
-def ingest_images(config: IngestConfig, beam_args: Sequence[str] = ()) -> Manifest | Submission:
+def ingest_images(
+    config: IngestConfig, beam_args: Sequence[str] = (), *, show_progress: bool = False
+) -> Manifest | Submission:
     """Makes the data set in `config.output`.
 
     Args:
       config: what to do.
       beam_args: options for Beam, such as "--runner=DataflowRunner".
+      show_progress: whether stderr is to have a bar, or lines where it is no terminal.
 
     Returns:
       The manifest, or a Submission where the options say not to wait for it.
@@ -145,7 +149,8 @@ def ingest_images(config: IngestConfig, beam_args: Sequence[str] = ()) -> Manife
             return load_manifest(config.output)
         share()
         try:
-            submission = run_pipeline(plan, lambda root: build(root, config))
+            watch = choose_watch(local=plan.local) if show_progress else None
+            submission = run_pipeline(plan, lambda root: build(root, config), watch=watch)
         finally:
             end_decoders()
         if submission is not None:

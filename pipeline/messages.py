@@ -38,6 +38,16 @@ def say(text: object, *, file: TextIO | None = None) -> None:
     print(printable(str(text), keep="\n"), file=file or sys.stdout, flush=True)
 
 
+def describe_seconds(seconds: float) -> str:
+    """Returns a duration for people, as 4.2 s, 3 min 20 s, 5 h 12 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
 class OneLineFormatter(logging.Formatter):
     """Log records on one line each, without tracebacks.
 

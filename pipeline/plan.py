@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.config import IngestConfig, PlanConfig
-from pipeline.messages import printable
+from pipeline.messages import describe_seconds, printable
 from pipeline.summary import describe_table
 from transforms.records import CHOICES, DataError, ImageRef
 from transforms.shards import SHARD_SUFFIX, place_of, shard_name
@@ -530,16 +530,6 @@ def _describe_time(plan: Plan) -> str:
         f"  time: {describe_seconds(plan.seconds)} on {shape}: start {costs.start:.1f} s, listing "
         f"{costs.listing:.1f} s, {1000 * each:.2f} ms an image"
     )
-
-
-def describe_seconds(seconds: float) -> str:
-    """Returns a duration for people, as 4.2 s, 3 min 20 s, 5 h 12 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _describe_memory(plan: Plan) -> str:

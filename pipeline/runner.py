@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import glob
 import os
 import queue
@@ -37,6 +38,7 @@ from pipeline.dataflow import (
     explain_failure,
 )
 from pipeline.messages import last_line
+from pipeline.progress import Watch, count_in_file, read_metrics
 from transforms.records import DataError
 
 # Beam's DirectRunner is a switch that first tries to download another runner.
@@ -162,8 +164,15 @@ def _make_pipeline(
         raise UsageError(str(error)) from error
 
 
-def run_pipeline(plan: RunPlan, build: Callable[[beam.Pipeline], Any]) -> Submission | None:
+def run_pipeline(
+    plan: RunPlan, build: Callable[[beam.Pipeline], Any], *, watch: Watch | None = None
+) -> Submission | None:
     """Runs to the end what `build` adds to a pipeline; a worker's error comes out as one line.
+
+    Args:
+      plan: how to run.
+      build: adds the graph.
+      watch: shows how far the run is.
 
     Returns:
       None, or what became of it where the plan is not to wait.
@@ -178,7 +187,12 @@ def run_pipeline(plan: RunPlan, build: Callable[[beam.Pipeline], Any]) -> Submis
         runner = _process_runner(plan, log) if plan.processes else None
         pipeline = _make_pipeline(plan.options, runner)
         build(pipeline)
-        outcome = _wait(pipeline, log) if plan.processes else _try(pipeline, wait=plan.wait)
+        with _watching(plan, watch):
+            if plan.processes:
+                outcome = _wait(pipeline, log)
+            else:
+                elsewhere = None if plan.local else watch
+                outcome = _try(pipeline, wait=plan.wait, watch=elsewhere)
     if not isinstance(outcome, BaseException):
         return outcome
     if not isinstance(outcome, Exception):
@@ -191,13 +205,27 @@ def run_pipeline(plan: RunPlan, build: Callable[[beam.Pipeline], Any]) -> Submis
     raise RuntimeError(line) from outcome
 
 
-def _try(pipeline: beam.Pipeline, *, wait: bool = True) -> BaseException | Submission | None:
+@contextlib.contextmanager
+def _watching(plan: RunPlan, watch: Watch | None) -> Iterator[None]:
+    """Watches a local run, of which Beam tells nothing before its end."""
+    if watch is None or not plan.local:
+        yield
+        return
+    with count_in_file() as read, watch(read):
+        yield
+
+
+def _try(
+    pipeline: beam.Pipeline, *, wait: bool = True, watch: Watch | None = None
+) -> BaseException | Submission | None:
     result = None
     try:
         result = pipeline.run()
         if not wait:
             return describe_submission(result, pipeline.options)
-        result.wait_until_finish()
+        watched = watch(functools.partial(read_metrics, result)) if watch else None
+        with watched or contextlib.nullcontext():
+            result.wait_until_finish()
     except BaseException as error:
         if line := explain_failure(error, result, pipeline.options):
             failure = RuntimeError(line)

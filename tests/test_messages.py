@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from pipeline.messages import OneLineFormatter, last_line, printable, say
+from pipeline.messages import OneLineFormatter, describe_seconds, last_line, printable, say
 
 TRACE = """Traceback (most recent call last):
   File "/usr/lib/python3/sdk_worker.py", line 312, in _execute
@@ -82,3 +82,17 @@ def test_what_drives_a_terminal_is_spelt_out(text, shown, capsys):
     record = logging.LogRecord("a", logging.WARNING, "f", 1, "%s", (f"b{text}",), None)
     assert "\x1b" not in OneLineFormatter().format(record)
     assert OneLineFormatter().format(record).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (59.9, "59.9 s"),
+        (60, "1 min 0 s"),
+        (200.4, "3 min 20 s"),
+        (18_730, "5 h 12 min"),
+    ],
+)
+def test_durations_for_people(seconds, text):
+    assert describe_seconds(seconds) == text

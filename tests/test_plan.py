@@ -17,7 +17,6 @@ from pipeline.plan import (
     Sampled,
     choose_sample,
     count_classes,
-    describe_seconds,
     estimate_cost,
     estimate_seconds,
     parse_prices,
@@ -401,20 +400,6 @@ def test_warnings_of_pictures():
 )
 def test_warnings_of_rejects(rejects, warnings):
     assert warn_of_rejects(rejects, 100, most=0.01) == warnings
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.04, "0.0 s"),
-        (59.9, "59.9 s"),
-        (60, "1 min 0 s"),
-        (200.4, "3 min 20 s"),
-        (18_730, "5 h 12 min"),
-    ],
-)
-def test_durations_for_people(seconds, text):
-    assert describe_seconds(seconds) == text
 
 
 def test_a_plan_needs_a_worker():

@@ -13,7 +13,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam import pvalue
 
-from transforms import files
+from transforms import files, progress
 from transforms.prepare import read_source
 from transforms.records import DataError, Exclusions, ImageError, ImageRef, Reject
 
@@ -117,6 +117,7 @@ def _with_ref(reject: Reject) -> tuple[ImageRef, Reject]:
 
 def _screen_reject(pair: tuple[ImageRef, Reject], exclusions: Exclusions) -> Reject:
     ref, reject = pair
+    progress.report(progress.REFUSED)
     return screen_reject(reject, exclusions, ref=ref)
 
 

@@ -27,7 +27,7 @@ from apache_beam import pvalue
 from apache_beam.coders import BytesCoder
 from apache_beam.io.filesystem import CompressionTypes
 
-from transforms import files, resume
+from transforms import files, progress, resume
 from transforms.decoders import Outcome, Task, prepare_images
 from transforms.example import FeatureSpec, feature_specs
 from transforms.manifest import (
@@ -257,6 +257,7 @@ class WriteShards(beam.io.WriteToTFRecord):
             name = self._shard_name(shard[0])
             done = resume.read_done(self._output, name, plan=run)
             if done is not None:
+                progress.report(progress.KEPT, sum(1 for ref in shard[1] if ref))
                 yield from _tag_done(done)
                 yield done.summary
                 return
@@ -297,7 +298,7 @@ class WriteShards(beam.io.WriteToTFRecord):
         with contextlib.closing(prepare_refs(ordered, task, decoders=self._decoders)) as outcomes:
             every = itertools.chain.from_iterable(
                 treat_copies(ref, outcome, exclusions=exclusions)
-                for ref, outcome in zip(ordered, outcomes, strict=True)
+                for ref, outcome in zip(ordered, _counting(outcomes), strict=True)
             )
             yield from self._write_files(key, every)
 
@@ -337,6 +338,14 @@ class WriteShards(beam.io.WriteToTFRecord):
     def _shard_name(self, key: ShardKey) -> str:
         split, index, count = key
         return split + self._sink.shard_name_format % {"shard_num": index, "num_shards": count}
+
+
+def _counting(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    meter = progress.Meter()
+    for outcome in outcomes:
+        meter.count(progress.REJECTS if isinstance(outcome, Reject) else progress.RECORDS)
+        yield outcome
+    meter.report()
 
 
 def _tag_done(done: resume.DoneShard) -> Iterator[pvalue.TaggedOutput]:
@@ -588,6 +597,7 @@ class KeepPlan(beam.PTransform):
         labels: tuple[str, ...],
         exclusions: Exclusions,
     ) -> str:
+        progress.report(progress.IMAGES, sum(size.records for size in sizes.values()))
         document = resume.describe_plan(
             tpufeed=self.header.tpufeed,
             libraries=library_versions(),
