@@ -165,7 +165,12 @@ def _show_bar(read: Read, stream: TextIO, *, every: float = _BAR_SECONDS) -> Ite
     from tqdm.contrib.logging import logging_redirect_tqdm
 
     bar = tqdm(
-        desc="listing", unit=" images", file=stream, leave=False, dynamic_ncols=True, mininterval=0
+        bar_format="listing [{elapsed}]",
+        unit=" images",
+        file=stream,
+        leave=False,
+        dynamic_ncols=True,
+        mininterval=0,
     )
     kept = 0
 
@@ -173,6 +178,7 @@ def _show_bar(read: Read, stream: TextIO, *, every: float = _BAR_SECONDS) -> Ite
         nonlocal kept
         counts = read()
         if counts.images and bar.total != counts.images:
+            bar.bar_format = None  # the usual one
             bar.set_description("images", refresh=False)
             bar.reset(total=counts.images)
         if counts.kept > kept:  # done by an earlier run, so no measure of this one's pace

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from dataflow_service import DataflowService, Refused, check_job, parse_job
 from helpers import ingest
+from terminal import on_terminal, screen
 
 from pipeline.config import UsageError
 from pipeline.runner import plan_run
@@ -129,6 +131,17 @@ def test_a_job_is_executed_from_the_staged_package(outcomes, service, dataset):
     remote = json.loads((folder / "out-right" / "dataset.json").read_text())
     assert remote["fingerprint"] == local["fingerprint"]
     assert f"fingerprint: {local['fingerprint']}" in done["right"].stdout
+
+
+def test_a_bar_shows_the_counters_of_the_job(service, pictures, project, tmp_path):
+    values = {"INPUT": f"{pictures}/*/*", "OUTPUT": str(tmp_path / "out"), "JOB_NAME": "bar"}
+    values |= {"SETUP_FILE": str(project / "setup.py")}
+    words = [SCRIPT, *FLAGS, *at(service, tmp_path / "staged")]
+    code, out, shown = on_terminal(words, **{**VALUES, **values})
+    assert code == 0, shown
+    assert re.search(r"images: 100%\|.*\| 60/60 \[.*, 0 rejects\]", shown), shown
+    assert not any("%|" in line for line in screen(shown))
+    assert "60 records, 3 classes" in out
 
 
 def test_what_was_staged_is_the_two_packages(outcomes, service):

@@ -230,7 +230,7 @@ def test_a_crash_costs_one_image_of_a_run(mode, tmp_path, sabotage, capfd):
     process = subprocess.run(
         [sys.executable, "-m", "pipeline", "ingest", "--input", f"{tmp_path}/in/*/*"]
         + ["--output", f"{tmp_path}/out", "--image-size", "16", "--max-reject-rate", "0.02"]
-        + ["--shards", "4", *MODES[mode]],
+        + ["--shards", "4", "--quiet", *MODES[mode]],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -221,7 +221,7 @@ def test_a_full_disk_ends_the_run_with_one_line(tmp_path):
     output = tmp_path / "out"
     command = [sys.executable, "-m", "pipeline", "ingest", "--input", f"{folder}/*/*"]
     done = subprocess.run(
-        [*command, "--output", str(output), "--shards", "1", "--encoding", "png"],
+        [*command, "--output", str(output), "--shards", "1", "--encoding", "png", "--quiet"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -43,7 +43,7 @@ def many(tmp_path_factory):
 
 def command(many, output, *flags):
     words = [sys.executable, "-m", "pipeline", "ingest", "--input", f"{many}/*/*"]
-    return [*words, "--output", str(output), *flags]
+    return [*words, "--output", str(output), "--quiet", *flags]
 
 
 def run(many, output, *flags):

@@ -1,22 +1,17 @@
 """The bar on a real pseudo-terminal, the lines elsewhere, and where their counts come from."""
 
-import fcntl
 import io
 import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from helpers import draw
+from terminal import on_terminal, screen
 
 from pipeline.__main__ import main
 from pipeline.progress import (
@@ -29,7 +24,6 @@ from pipeline.progress import (
 )
 from transforms import progress
 
-ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ["--image-size", "32x24"]
 WORKERS = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
 
@@ -37,52 +31,6 @@ WORKERS = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
 def command(pictures, output, *flags: str) -> list[str]:
     words = [sys.executable, "-m", "pipeline", "ingest", "--input", f"{pictures}/*/*"]
     return [*words, "--output", str(output), *FLAGS, *flags]
-
-
-def on_terminal(words: list[str], *, columns: int = 100) -> tuple[int, str, str]:
-    """Runs a command with stderr on a terminal; returns code, stdout, stderr."""
-    leader, follower = pty.openpty()
-    size = struct.pack("4H", 24, columns, 0, 0)
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, size)
-    environment = {**os.environ, "TERM": "xterm"}
-    process = subprocess.Popen(
-        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=follower, text=True, env=environment
-    )
-    os.close(follower)
-    shown: list[bytes] = []
-
-    def read() -> None:
-        while True:
-            try:
-                data = os.read(leader, 65536)
-            except OSError:  # the other end is closed
-                return
-            if not data:
-                return
-            shown.append(data)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    out, _ = process.communicate(timeout=300)
-    reader.join()
-    os.close(leader)
-    return process.returncode, out, b"".join(shown).decode()
-
-
-def screen(text: str) -> list[str]:
-    """What a terminal shows in the end, of text with carriage returns and line feeds only."""
-    assert "\x1b" not in text
-    lines, column = [""], 0
-    for character in text:
-        if character == "\n":
-            lines.append("")
-        elif character == "\r":
-            column = 0
-            continue
-        else:
-            lines[-1] = lines[-1][:column].ljust(column) + character + lines[-1][column + 1 :]
-            column += 1
-    return [line.rstrip() for line in lines]
 
 
 @pytest.mark.parametrize("flags", [[], WORKERS], ids=["in process", "worker processes"])
@@ -102,7 +50,7 @@ def test_an_error_stands_alone_where_the_bar_was(tmp_path):
         (broken / f"{number}.jpg").write_bytes(b"no picture")
     code, out, shown = on_terminal(command(tmp_path / "in", tmp_path / "out", "--shards", "1"))
     assert (code, out) == (1, "")
-    assert "%|" in shown or "listing: " in shown
+    assert "%|" in shown or "listing [" in shown
     line, empty = screen(shown)
     assert line.startswith("tpufeed ingest: error: 3 of 3 inputs were rejected (unidentified 3)")
     assert empty == ""

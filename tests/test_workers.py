@@ -52,7 +52,7 @@ def worker_processes(process):
 def test_a_worker_killed_in_mid_run_ends_it_within_ten_seconds(slow_pictures, tmp_path):
     output = tmp_path / "out"
     command = [sys.executable, "-m", "pipeline", "ingest", "--input", f"{slow_pictures}/*/*"]
-    command += ["--output", str(output), "--shards", "8", *WORKERS]
+    command += ["--output", str(output), "--shards", "8", "--quiet", *WORKERS]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     # A shard under construction: both processes are up and at work.
     wait_for(lambda: list(output.glob("_tmp/*.tfrecord.*")), seconds=120)
