@@ -105,7 +105,7 @@ def choose_watch(stream: TextIO | None = None, *, local: bool = True) -> Watch:
     slow = 0.0 if local else _ASKING_SECONDS
     if _can_draw(file):
         return lambda read: _show_bar(read, file, every=max(slow, _BAR_SECONDS))
-    return lambda read: show_lines(read, file)
+    return lambda read: show_lines(read, file, every=_LINE_SECONDS)
 
 
 def _can_draw(file: TextIO) -> bool:
@@ -188,8 +188,9 @@ def _show_bar(read: Read, stream: TextIO, *, every: float = _BAR_SECONDS) -> Ite
         bar.update(max(0, counts.done - bar.n))
         bar.refresh()
 
-    with contextlib.closing(bar), logging_redirect_tqdm(), _repeating(show, every=every):
-        yield
+    with contextlib.closing(bar), logging_redirect_tqdm():
+        with _repeating(show, every=every):
+            yield
         show()
 
 
@@ -199,8 +200,10 @@ def _repeating(show: Callable[[], None], *, every: float) -> Iterator[None]:
     ended = threading.Event()
 
     def repeat() -> None:
-        while not ended.wait(every):
-            show()
+        # Nobody reads stderr any more: that is no reason to end.
+        with contextlib.suppress(OSError, ValueError):
+            while not ended.wait(every):
+                show()
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()

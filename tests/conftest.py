@@ -11,6 +11,12 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
 
+@pytest.fixture(autouse=True)
+def no_progress(monkeypatch):
+    """On a slow machine a line of it would come between those that tests look for."""
+    monkeypatch.setattr("pipeline.progress._LINE_SECONDS", 3600.0)
+
+
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory) -> Path:
     """60 pictures in three classes; JPEG, PNG and WebP, landscape and portrait."""

@@ -19,6 +19,7 @@ DOCKER = ROOT / "docker"
 OMITTED = {
     "help": "prints and ends",
     "debug": "the launcher's log is for people who know the job",
+    "quiet": "the launcher's log is all that tells of the launcher",
 }
 
 

@@ -8,6 +8,7 @@ import tempfile
 import pytest
 from helpers import draw, ingest
 
+from pipeline import rehearsal
 from pipeline.__main__ import main
 from pipeline.config import IngestConfig, PlanConfig, UsageError
 from pipeline.ingest import resolve_config
@@ -44,6 +45,12 @@ COSTS = Costs(
     reference=100,
     reads=1,
 )
+
+
+@pytest.fixture(autouse=True)
+def measured_roughly(monkeypatch):
+    """No test looks at the seconds."""
+    monkeypatch.setattr(rehearsal, "_TINY", 20)
 
 
 def plan(pattern, output, *flags: str) -> int:

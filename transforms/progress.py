@@ -11,8 +11,6 @@ import contextlib
 import os
 import time
 
-from apache_beam.metrics import Metrics
-
 NAMESPACE = "tpufeed"
 VARIABLE = "TPUFEED_PROGRESS"  # names the file
 # Of candidates: all, then what became of each. `kept` are those of shards that were there before.
@@ -38,6 +36,8 @@ class Meter:
 
     def report(self) -> None:
         """Tells what was counted since the last time; to be called once more at the end."""
+        from apache_beam.metrics import Metrics
+
         counts, self._counts = self._counts, collections.Counter()
         self._reported = time.monotonic()
         for name, number in counts.items():
