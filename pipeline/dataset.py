@@ -307,19 +307,25 @@ def record_specs(schema: str, encoding: str) -> list[FeatureSpec]:
 
 
 def _read_shard(
-    path: tf.Tensor, records: tf.Tensor, offset: tf.Tensor, *, plan: _Pictures, buffer: int | None
+    path: tf.Tensor,
+    first: tf.Tensor,
+    records: tf.Tensor,
+    offset: tf.Tensor,
+    *,
+    plan: _Pictures,
+    buffer: int | None,
 ) -> tf.data.Dataset:
-    """The records of one file: exactly as many as dataset.json says, or an error that names it.
+    """The records of one file, from `first`: exactly so many, or an error that names the file.
 
     TensorFlow's own errors name no file. So they end the file early, and what then is asked for
     beyond its end comes from a data set that finds out what is wrong and says so. It is not
     touched as long as the file is whole.
     """
     # By blocks, since for small pictures a call costs more than the parsing.
-    blocks = tf.data.TFRecordDataset(path, buffer_size=buffer).batch(_BLOCK)
-    blocks = blocks.map(lambda data: _parse(data, offset, plan=plan))
+    data = tf.data.TFRecordDataset(path, buffer_size=buffer).skip(first).take(records)
+    blocks = data.batch(_BLOCK).map(lambda data: _parse(data, offset, plan=plan))
     whole = blocks.ignore_errors(log_warning=True).unbatch()
-    fault = _explain_fault(path, records, offset, plan=plan)
+    fault = _explain_fault(path, first, records, offset, plan=plan)
     nothing = tf.nest.map_structure(
         lambda spec: tf.zeros(spec.shape, spec.dtype), whole.element_spec
     )
@@ -328,10 +334,10 @@ def _read_shard(
 
 
 def _explain_fault(
-    path: tf.Tensor, records: tf.Tensor, offset: tf.Tensor, *, plan: _Pictures
+    path: tf.Tensor, first: tf.Tensor, records: tf.Tensor, offset: tf.Tensor, *, plan: _Pictures
 ) -> tf.data.Dataset:
     """A data set of bool whose first element is an error that says what is wrong with a file."""
-    data = tf.data.TFRecordDataset(path)
+    data = tf.data.TFRecordDataset(path).skip(first)
 
     def fail(problem: str) -> tf.data.Dataset:
         def assert_false(path: tf.Tensor) -> tf.Tensor:
@@ -375,6 +381,7 @@ def _read_records(reading: _Reading) -> tf.data.Dataset:
     paths = tf.data.Dataset.from_tensor_slices(
         (
             [shard.path for shard in shards],
+            tf.constant([shard.first for shard in shards], tf.int64),
             tf.constant([shard.records for shard in shards], tf.int64),
             tf.constant([shard.label_offset for shard in shards], tf.int64),
         )
@@ -499,15 +506,17 @@ def cache_path(
       folder: of all caches.
       sources: the data.
       shards: what this host reads of it.
-      split: name of the split.
+      split: name of the split, a slice, or a sum.
       preprocessing: what is done to a record before it is cached; its repr() counts.
     """
     prints = [contents.fingerprint for contents in sources.values()]
     data = prints[0] if len(prints) == 1 else _digest(prints)
     names = [shard.path for shard in shards] if len(prints) > 1 else []
     names = names or [os.path.basename(shard.path) for shard in shards]
+    names = [name + shard.part for name, shard in zip(names, shards, strict=True)]
     rest = _digest([names, repr(preprocessing), tf.__version__])
-    return files.join(folder, f"{split}-{data[:16]}-{rest[:16]}")
+    name = re.sub(r"\W+", "_", split).strip("_")
+    return files.join(folder, f"{name}-{data[:16]}-{rest[:16]}")
 
 
 def _digest(value: Any) -> str:
@@ -727,7 +736,7 @@ def _plan_cache(
     """Returns the prefix of the cache's files, and the bytes of a record in the shuffle buffer."""
     if cache is None:
         # A host whose shards are all empty has nothing but padding to deliver.
-        return None, sum(shard.bytes for shard in shards) / max(1, count_records(shards))
+        return None, sum(s.bytes_read for s in shards) / max(1, count_records(shards))
     if cache == "memory":
         return "memory", 1  # the buffer holds the cache's own tensors
     folder = os.fspath(cache)
@@ -768,7 +777,8 @@ def open_dataset(
 
     Args:
       folders: a data set's folder, or several that are read as one set.
-      split: name of the split.
+      split: name of the split; or a slice as TFDS writes it, by position in file order, such as
+        "train[:80%]", "train[100:200]" or "train[-10%:]"; or a sum, "train+test".
       batch_size: pictures in a batch; with several hosts, of this host.
       training: False for evaluation.
       repeat: training only; None means True there. False ends after one epoch.

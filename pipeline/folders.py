@@ -18,6 +18,7 @@ import pyarrow.compute
 import pyarrow.parquet
 import tensorflow as tf
 
+from pipeline.slices import Slice, parse_slices
 from transforms import files, manifest
 from transforms.manifest import Manifest
 from transforms.shards import SHARD_SUFFIX
@@ -27,19 +28,33 @@ _STAT_THREADS = 16
 
 @dataclasses.dataclass(frozen=True)
 class ShardFile:
-    """One file to read.
+    """One file to read, or a part of one.
 
     Attributes:
       path: where it lies.
-      records: how many records dataset.json says it holds.
-      bytes: its size by dataset.json.
+      records: how many records are read of it; of a whole file, as many as dataset.json says.
+      bytes: size of the whole file by dataset.json.
       label_offset: what was added to its class ids.
+      first: how many records lie before the first that is read.
+      unread: how many records lie before and after those that are read.
     """
 
     path: str
     records: int
     bytes: int
     label_offset: int
+    first: int = 0
+    unread: int = 0
+
+    @property
+    def bytes_read(self) -> float:
+        """The bytes of the records that are read, where all records are of one size."""
+        return self.bytes * self.records / max(1, self.records + self.unread)
+
+    @property
+    def part(self) -> str:
+        """Says which records are read, "" for all."""
+        return f"[{self.first}:{self.first + self.records}]" if self.unread else ""
 
 
 def load_sources(folders: str | os.PathLike | Sequence[str | os.PathLike]) -> dict[str, Manifest]:
@@ -98,25 +113,66 @@ def _shown(value: Any) -> str:
 def list_shards(sources: Mapping[str, Manifest], *, split: str) -> list[ShardFile]:
     """Returns the files of a split: the folders in the given order, shards by number.
 
+    Args:
+      sources: the manifests by folder.
+      split: a split's name; or a slice of one, by the position of its records in that order; or a
+        sum of them, see `slices.parse_slices`. A slice has only the files that hold it.
+
     Raises:
-      ValueError: a folder has no such split, or none of them has a record in it.
+      ValueError: it is none of these, a folder has no such split, none of them has a record in it,
+        or a sum holds a record twice.
     """
-    shards = []
-    for folder, contents in sources.items():
-        if split not in contents.splits:
-            raise ValueError(
-                f"split {split!r}: {folder} has no such split; allowed are "
-                f"{', '.join(contents.splits)}"
-            )
-        for shard in contents.splits[split].shards:
-            path = files.join(folder, shard.name)
-            shards.append(ShardFile(path, shard.records, shard.bytes, contents.label_offset))
-    if not sum(shard.records for shard in shards):
+    parts = parse_slices(split)
+    shards = [shard for part in parts for shard in _list_part(sources, part, spec=split)]
+    if not count_records(shards):
         raise ValueError(
             f"split {split!r}: no record in {', '.join(sources)}; choose another split, or ingest "
             "with a larger share for it"
         )
+    if len(parts) > 1:
+        _check_disjoint(shards, spec=split)
     return shards
+
+
+def _list_part(sources: Mapping[str, Manifest], part: Slice, *, spec: str) -> list[ShardFile]:
+    shards = []
+    for folder, contents in sources.items():
+        if part.split not in contents.splits:
+            raise ValueError(
+                f"split {spec!r}: {folder} has no such split; allowed are "
+                f"{', '.join(contents.splits)}"
+            )
+        for shard in contents.splits[part.split].shards:
+            path = files.join(folder, shard.name)
+            shards.append(ShardFile(path, shard.records, shard.bytes, contents.label_offset))
+    if part.whole:
+        return shards
+    start, stop = part.span(count_records(shards), spec=spec)
+    return _cut_shards(shards, start, stop)
+
+
+def _cut_shards(shards: Sequence[ShardFile], start: int, stop: int) -> list[ShardFile]:
+    """Returns what holds the records from `start` to before `stop`, counted over whole files."""
+    parts, before = [], 0
+    for shard in shards:
+        first = max(start - before, 0)
+        records = min(stop - before, shard.records) - first
+        if records > 0:
+            unread = shard.records - records
+            parts.append(dataclasses.replace(shard, records=records, first=first, unread=unread))
+        before += shard.records
+    return parts
+
+
+def _check_disjoint(shards: Sequence[ShardFile], *, spec: str) -> None:
+    ends: dict[str, int] = {}
+    for shard in sorted(shards, key=lambda shard: (shard.path, shard.first)):
+        if shard.first < ends.get(shard.path, 0):
+            raise ValueError(
+                f"split {spec!r}: two of its parts hold the same records, which would count "
+                "twice; let the parts not overlap"
+            )
+        ends[shard.path] = shard.first + shard.records
 
 
 def share_shards(shards: Sequence[ShardFile], *, count: int) -> list[list[ShardFile]]:
@@ -166,7 +222,7 @@ def steps_per_epoch(
 
     Args:
       folders: as for open_dataset, like everything else here.
-      split: name of the split.
+      split: name of the split, a slice, or a sum.
       batch_size: of each host.
       training: whether an incomplete batch is dropped rather than padded.
       shard_count: number of hosts.
@@ -211,7 +267,7 @@ def count_steps(
 
 
 def count_records(shards: Sequence[ShardFile]) -> int:
-    """Returns how many records dataset.json says the files hold."""
+    """Returns how many records are read of the files."""
     return sum(shard.records for shard in shards)
 
 

@@ -896,6 +896,132 @@ def test_a_shard_that_is_not_as_named_is_refused(damaged, spoil, message):
         open_dataset(folder, batch_size=1)
 
 
+# Slices
+
+
+SLICES = ["train[:30%]", "train[30%:50%]", "train[50%:-7]", "train[-7:]"]
+
+
+def in_file_order(folders, split, **options):
+    return keys_of(one_epoch(folders, split=split, training=False, repeat=None, **options))
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_slices_that_meet_are_the_split(base, batch_size):
+    stored = list(stored_records(base, "train"))
+    parts = [in_file_order(base, split, batch_size=batch_size) for split in SLICES]
+    assert all(parts) and sum(parts, []) == stored
+    assert in_file_order(base, "+".join(SLICES)) == stored
+    cut = round(len(stored) * 0.3)
+    assert parts[0] == stored[:cut] and parts[3] == stored[-7:]
+
+
+def test_a_slice_in_training_has_its_records_once_and_its_steps(base):
+    stored = list(stored_records(base, "train"))
+    for split, expected in (("train[3:20]", stored[3:20]), ("train[-50%:]", stored[18:])):
+        dataset = one_epoch(base, split=split, seed=1)
+        assert sorted(keys_of(dataset)) == sorted(expected)
+        assert dataset.cardinality() == len(expected)
+        assert steps_per_epoch(base, split=split, batch_size=4) == len(expected) // 4
+        assert len(list(one_epoch(base, split=split, batch_size=4))) == len(expected) // 4
+        assert steps_per_epoch(base, split=split, batch_size=4, training=False) == 5
+
+
+def test_a_sum_of_splits(base):
+    both = [*stored_records(base, "validation"), *list(stored_records(base, "train"))[:5]]
+    assert in_file_order(base, "validation+train[:5]") == both
+    assert sorted(keys_of(one_epoch(base, split="validation+train[:5]"))) == sorted(both)
+
+
+def test_a_slice_of_two_folders_counts_over_both(base, second):
+    stored = [*stored_records(base, "train"), *stored_records(second, "train")]
+    cut = -(-len(stored) * 9 // 10)
+    assert in_file_order([base, second], f"train[:{cut}]") == stored[:cut]
+    assert in_file_order([base, second], f"train[{cut}:]") == stored[cut:]
+
+
+def test_hosts_share_a_slice(base):
+    stored = list(stored_records(base, "train"))[5:30]
+    hosts = [
+        in_file_order(base, "train[5:30]", shard_index=index, shard_count=2) for index in range(2)
+    ]
+    assert all(hosts) and sorted(sum(hosts, [])) == sorted(stored)
+
+
+def test_only_the_files_that_hold_a_slice_are_read(base, tmp_path):
+    folder = shutil.copytree(base, tmp_path / "records")
+    first, *others = load(folder).splits["train"].shards
+    for shard in others:
+        (folder / shard.name).unlink()
+    stored = list(stored_records(base, "train"))[: first.records]
+    assert in_file_order(folder, f"train[:{first.records}]") == stored
+    assert refusal(folder, split=f"train[:{first.records + 1}]").startswith(str(folder))
+
+
+@pytest.mark.parametrize("cache", ["memory", "folder"])
+def test_a_slice_never_meets_the_cache_of_another(base, tmp_path, cache):
+    cache = tmp_path if cache == "folder" else cache
+    for split in ("train[:10]", "train[10:20]", "train", "train[:10]"):
+        expected = sorted(in_file_order(base, split))
+        for _ in range(2):
+            assert sorted(keys_of(one_epoch(base, split=split, cache=cache))) == expected
+    if cache == tmp_path:
+        assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "split, byte, found",
+    [
+        ("train[{0}:{1}]", 20, True),
+        ("train[{3}:{1}]", 8, True),  # of its frame, without which the next is not found
+        ("train[{3}:{1}]", 20, False),
+        ("train[{0}:{2}]", 8, False),
+    ],
+)
+def test_damage_in_a_slice_or_on_the_way_to_it_names_the_file(damaged, split, byte, found):
+    """Record 2 of the file is damaged."""
+    folder, path, _ = damaged
+    contents = load(folder)
+    start = 0
+    for shard in contents.splits["train"].shards:
+        if shard.name == path.name:
+            break
+        start += shard.records
+    n = shard.records
+    lines = (folder / "index" / path.name).with_suffix(".idx").read_text().splitlines()
+    data = bytearray(path.read_bytes())
+    data[int(lines[2].split()[0]) + byte] ^= 1
+    expected = in_file_order(folder, split := split.format(start, start + n, start + 2, start + 3))
+    path.write_bytes(data)
+    if found:
+        assert fault_of(folder, split=split) == (
+            f"{path}: a record is damaged, or the file was cut: run tpufeed verify on its folder"
+        )
+    else:
+        assert in_file_order(folder, split) == expected
+
+
+@pytest.mark.parametrize(
+    "split, message",
+    [
+        ("train[:200]", "split 'train[:200]': 200 is out of range, 'train' has 36 records; "),
+        ("train[5:5]", "split 'train[5:5]': none of the 36 records of 'train' lies from 5 to 5; "),
+        ("train[5]", "split 'train[5]': allowed are a split's name, NAME[FROM:TO] with whole "),
+        ("val[:5]", "split 'val[:5]': {0} has no such split; allowed are train, validation"),
+        (
+            "train[:50%]+train[40%:]",
+            "split 'train[:50%]+train[40%:]': two of its parts hold the same records, which would "
+            "count twice; let the parts not overlap",
+        ),
+        ("train+train", "split 'train+train': two of its parts hold the same records, "),
+    ],
+)
+def test_slices_that_are_refused(base, split, message):
+    assert refusal(base, split=split).startswith(message.format(base))
+    with pytest.raises(ValueError, match=f"^{re.escape(message.format(base))}"):
+        steps_per_epoch(base, split=split)
+
+
 # Refusals
 
 

@@ -32,6 +32,7 @@ FLOORS = {
     "transforms.screen": 6,
     "transforms.duplicates": 7,
     "transforms.write": 7,
+    "pipeline.slices": 7,
     "pipeline.config": 8,
     "pipeline.messages": 8,
     "pipeline.dataflow": 8.5,
