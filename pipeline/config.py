@@ -15,7 +15,9 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 from transforms.example import SCHEMAS
+from transforms.exif import EXIF_NAMES, choose_names
 from transforms.files import is_remote
+from transforms.filters import SizeFilter
 from transforms.image import ENCODINGS, RESIZE_MODES, PixelPolicy
 from transforms.records import IDX_PREFIX, Grouping, Input
 from transforms.shards import MOST_SHARDS, SPLIT_NAME, Weights, check_weights
@@ -37,6 +39,7 @@ _SIZE = re.compile(r"(\d+)(?:x(\d+))?")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
 _RUN_NAME = re.compile(r"[a-z0-9](?:[-_a-z0-9]{0,61}[a-z0-9])?")
 _LABEL = re.compile(r"([a-z][-_a-z0-9]{0,62})=([-_a-z0-9]{0,63})")
+_RATIO = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}|/[1-9][0-9]{0,8})?")
 _DURATION = re.compile(r"(\d+)([smhd]?)")
 _GIVEN_SPLIT = re.compile(r"([A-Za-z0-9_]+)=(.*)", re.DOTALL)
 # What IDX files hold is small, gray and spoilt by JPEG.
@@ -71,6 +74,10 @@ class IngestConfig:
       max_reject_rate: share of the inputs that may be rejected, 0 to 1.
       duplicates: what becomes of copies, one of DUPLICATE_MODES.
       exclude: file of keys and sha256 that must not come in.
+      min_size: pixels that the shorter side of a source must have; None for any.
+      max_area: pixels, width x height, that a source may have; None for any.
+      max_aspect_ratio: how many times its shorter side the longer may be; None for any.
+      exif: which features are taken from EXIF, of exif.EXIF_NAMES.
       overwrite: whether a data set in `output` may be replaced.
       resume: whether to go on with the unfinished run in `output`.
       decoders: processes that prepare a shard's images; None for one a core.
@@ -94,6 +101,10 @@ class IngestConfig:
     max_reject_rate: float = 0.01
     duplicates: str = "keep"
     exclude: str | None = None
+    min_size: int | None = None
+    max_area: int | None = None
+    max_aspect_ratio: Fraction | None = None
+    exif: tuple[str, ...] = ()
     overwrite: bool = False
     resume: bool = False
     decoders: int | None = None
@@ -126,6 +137,8 @@ class IngestConfig:
             raise UsageError("--overwrite, --resume: one begins again, one goes on; drop one")
         self._check_duplicates(given=any(s.split or s.kind == "idx" for s in self.inputs))
         self._check_ranges()
+        self._check_filters()
+        self._check_exif()
 
     def _check_duplicates(self, *, given: bool) -> None:
         _one_of("--duplicates", self.duplicates, DUPLICATE_MODES)
@@ -154,6 +167,44 @@ class IngestConfig:
         if not 0 <= self.max_reject_rate <= 1:
             raise UsageError(f"--max-reject-rate {self.max_reject_rate:g}: allowed are 0 to 1")
 
+    def _check_filters(self) -> None:
+        if self.max_aspect_ratio is not None:  # a float means what is written, not its last bit
+            ratio = Fraction(str(self.max_aspect_ratio))
+            object.__setattr__(self, "max_aspect_ratio", ratio)
+        limit = self.pixels.max_pixels
+        for flag, value, low in (
+            ("--min-size", self.min_size, 1),
+            ("--max-area", self.max_area, 1),
+            ("--max-aspect-ratio", self.max_aspect_ratio, 1),
+        ):
+            if value is not None and value < low:
+                raise UsageError(f"{flag} {float(value):g}: must be {low} or more")
+        if self.max_area is not None and self.max_area > limit:
+            raise UsageError(
+                f"--max-area {self.max_area}: a source of more than the {limit} of --max-pixels is "
+                "a fault; give less, or raise --max-pixels"
+            )
+        if self.min_size and self.max_area and self.min_size**2 > self.max_area:
+            raise UsageError(
+                f"--min-size {self.min_size}, --max-area {self.max_area}: no source can be so "
+                f"large and so small; give --max-area {self.min_size**2} or more"
+            )
+
+    def _check_exif(self) -> None:
+        try:
+            chosen = choose_names(self.exif)
+        except ValueError as error:
+            raise UsageError(f"--exif {error}") from error
+        # In one order, so that equal choices are equal configurations.
+        object.__setattr__(self, "exif", chosen)
+        if chosen and all(source.kind == "idx" for source in self.inputs):
+            raise UsageError("--exif: pictures in IDX files have no EXIF; drop it")
+
+    @property
+    def filters(self) -> SizeFilter:
+        """Which sources are left out."""
+        return SizeFilter(self.min_size, self.max_area, self.max_aspect_ratio)
+
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits that are sure to be in the data set, be they empty."""
@@ -167,6 +218,12 @@ class IngestConfig:
         record["weights"] = {name: str(weight) for name, weight in self.weights}
         for name in ("weights_given", "known_labels", "overwrite", "resume", "decoders"):
             del record[name]
+        # What was not asked for leaves no trace: dataset.json is as it was before there was it.
+        for name in ("min_size", "max_area", "max_aspect_ratio", "exif"):
+            if not record[name]:
+                del record[name]
+        if self.max_aspect_ratio is not None:
+            record["max_aspect_ratio"] = str(self.max_aspect_ratio)
         return record
 
 
@@ -552,6 +609,10 @@ def _add_ingest_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-reject-rate", type=float, default=0.01, metavar="R", help="0 to 1")
     add("--duplicates", default="keep", metavar="M", help=_DUPLICATES_HELP)
     add("--exclude", metavar="FILE", help="keys or source sha256, one a line (default: none)")
+    add("--min-size", type=int, metavar="N", help="leave out: a shorter side of fewer pixels")
+    add("--max-area", type=int, metavar="N", help="leave out: more pixels, width x height")
+    add("--max-aspect-ratio", metavar="X", help="leave out: a side longer than X times the other")
+    add("--exif", metavar="NAME,...", help=_EXIF_HELP)
     add("--overwrite", action="store_true", help="replace the data set in --output")
     add("--resume", action="store_true", help="go on with an unfinished run in --output")
     add("--quiet", action="store_true", help="print nothing but warnings and errors")
@@ -577,6 +638,7 @@ def _add_plan(commands: Any) -> None:
 
 
 _ENCODING_HELP = f"{', '.join(ENCODINGS)} (default: jpeg; idx: png)"
+_EXIF_HELP = f"features: all (but gps), or some of {', '.join(EXIF_NAMES)}"
 _CLASS_NAMES_HELP = "one a line, or another dataset.json; order = id (default: the labels, sorted)"
 _DUPLICATES_HELP = (
     "of equal bytes: keep; together: in one split; drop: all but the first by key. "
@@ -801,26 +863,23 @@ def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
         weights = _parse_weights(args.split or "train=1")
     except ValueError as error:
         raise UsageError(str(error)) from error
+    same = (
+        *("schema", "seed", "shards", "class_names", "new_classes", "label_offset"),
+        *("max_reject_rate", "duplicates", "min_size", "max_area", "overwrite", "resume"),
+    )
     return IngestConfig(
         inputs=inputs,
         output=_absolute(args.output),
         root=_absolute(args.root) if args.root else None,
         pixels=pixels,
-        schema=args.schema,
         weights=weights,
         weights_given=args.split is not None,
         split_by=_parse_grouping(args.split_by),
-        seed=args.seed,
-        shards=args.shards,
         shard_size=_parse_bytes(args.shard_size),
-        class_names=args.class_names,
-        new_classes=args.new_classes,
-        label_offset=args.label_offset,
-        max_reject_rate=args.max_reject_rate,
-        duplicates=args.duplicates,
         exclude=_absolute(args.exclude) if args.exclude else None,
-        overwrite=args.overwrite,
-        resume=args.resume,
+        max_aspect_ratio=_parse_ratio(args.max_aspect_ratio),
+        exif=tuple(args.exif.split(",")) if args.exif is not None else (),
+        **{name: getattr(args, name) for name in same},
     )
 
 
@@ -1093,6 +1152,14 @@ def _parse_grouping(text: str) -> Grouping:
         except re.error as error:
             raise UsageError(f"--split-by {text}: no regular expression: {error}") from error
     return Grouping(kind, value)
+
+
+def _parse_ratio(text: str | None) -> Fraction | None:
+    if text is None:
+        return None
+    if not _RATIO.fullmatch(text):
+        raise UsageError(f"--max-aspect-ratio {text}: must be a number, 1 or more, as in 2.5")
+    return Fraction(text)
 
 
 def _parse_bytes(text: str) -> int:

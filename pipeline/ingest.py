@@ -24,6 +24,7 @@ from transforms import files, resume
 from transforms.decoders import end_decoders
 from transforms.duplicates import TreatCopies
 from transforms.example import feature_specs
+from transforms.exif import exif_specs
 from transforms.globs import check_matches, common_root
 from transforms.manifest import (
     DUPLICATES,
@@ -65,8 +66,11 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
       One Manifest, of the data set that is whole once the pipeline is done.
     """
     assert config.root is not None
-    reserved = tuple(spec.name for spec in feature_specs(config.schema, classes=1))
-    policy = RecordPolicy(config.pixels, config.schema, config.label_offset)
+    exif = exif_specs(config.exif)
+    reserved = tuple(s.name for s in feature_specs(config.schema, classes=1, extra=exif))
+    policy = RecordPolicy(
+        config.pixels, config.schema, config.label_offset, config.filters, config.exif
+    )
     screen = config.known_labels is not None and config.new_classes == "reject"
     known = frozenset(config.known_labels or ()) if screen else None
 

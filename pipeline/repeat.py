@@ -13,7 +13,7 @@ from transforms.manifest import Manifest
 FIELDS = (
     *("inputs", "output", "root", "pixels", "schema", "weights", "split_by", "seed", "shards"),
     *("shard_size", "class_names", "new_classes", "label_offset", "max_reject_rate", "exclude"),
-    "duplicates",
+    *("duplicates", "min_size", "max_area", "max_aspect_ratio", "exif"),
 )
 
 
@@ -85,6 +85,11 @@ def _flags(config: Mapping[str, Any]) -> list[str]:
         words += ["--exclude", config["exclude"]]
     if config["duplicates"] != "keep":
         words += ["--duplicates", config["duplicates"]]
+    for name in ("min_size", "max_area", "max_aspect_ratio"):
+        if name in config:
+            words += [f"--{name.replace('_', '-')}", str(config[name])]
+    if config.get("exif"):
+        words += ["--exif", ",".join(config["exif"])]
     return words
 
 

@@ -66,7 +66,8 @@ def test_everything_given():
         "--quality 80 --schema tfds --split train=0.9,test=0.1 --split-by group:p(\\d+) --seed 7 "
         "--shard-size 64MiB --class-names names.txt --new-classes append --label-offset 1 "
         "--background 0,127,255 --max-pixels 1000 --max-reject-rate 0.5 --exclude ~/x.txt "
-        "--duplicates drop --overwrite"
+        "--duplicates drop --overwrite --min-size 8 --max-area 900 --max-aspect-ratio 1.5 "
+        "--exif iso,make"
     ).split()
     base = ["ingest", "--input=gs://bucket/*/*.jpg", "--output=gs://bucket/out"]
     assert configured(*argv, base=base) == IngestConfig(
@@ -87,6 +88,10 @@ def test_everything_given():
         max_reject_rate=0.5,
         duplicates="drop",
         exclude="/home/me/x.txt",
+        min_size=8,
+        max_area=900,
+        max_aspect_ratio=Fraction("1.5"),
+        exif=("make", "iso"),
         overwrite=True,
     )
 
@@ -168,6 +173,12 @@ def test_split(text, expected):
 SIZE = "must be N or WIDTHxHEIGHT, as in 224 or 320x240"
 BACKGROUND = "must be R,G,B, each 0 to 255, as in 255,255,255"
 SHARE = "is no NAME=SHARE, as in train=0.8,validation=0.2"
+RATIO = "must be a number, 1 or more, as in 2.5"
+EXIF = (
+    "allowed are datetime_original, make, model, orientation, focal_length, f_number, "
+    "exposure_time, iso, gps_latitude, gps_longitude, and all, which is all but gps_latitude and "
+    "gps_longitude"
+)
 BY = "allowed are key, group:REGEX, column:NAME"
 MODES = "cover, contain, pad, stretch, shortest, longest, none"
 
@@ -253,6 +264,27 @@ MODES = "cover, contain, pad, stretch, shortest, longest, none"
             ["--shard-size=-1MB"],
             "--shard-size -1MB: must be a size such as 128MB, 64MiB or 1GB",
         ),
+        (["--min-size", "0"], "--min-size 0: must be 1 or more"),
+        (["--min-size", "big"], "argument --min-size: invalid int value: 'big'" + HELP),
+        (["--max-area", "0"], "--max-area 0: must be 1 or more"),
+        (
+            ["--max-area", "200000000"],
+            "--max-area 200000000: a source of more than the 178956970 of --max-pixels is a "
+            "fault; give less, or raise --max-pixels",
+        ),
+        (
+            ["--min-size", "100", "--max-area", "9999"],
+            "--min-size 100, --max-area 9999: no source can be so large and so small; give "
+            "--max-area 10000 or more",
+        ),
+        (["--max-aspect-ratio", "0.5"], "--max-aspect-ratio 0.5: must be 1 or more"),
+        (["--max-aspect-ratio", "wide"], f"--max-aspect-ratio wide: {RATIO}"),
+        (["--max-aspect-ratio", "nan"], f"--max-aspect-ratio nan: {RATIO}"),
+        (["--max-aspect-ratio", "1e9"], f"--max-aspect-ratio 1e9: {RATIO}"),
+        (["--max-aspect-ratio", "1/0"], f"--max-aspect-ratio 1/0: {RATIO}"),
+        (["--exif", "camera"], f"--exif 'camera': {EXIF}"),
+        (["--exif", "make,"], f"--exif '': {EXIF}"),
+        (["--exif", ""], f"--exif '': {EXIF}"),
         (
             ["--shards", "4", "--shard-size", "1MB"],
             "argument --shard-size: not allowed with argument --shards" + HELP,
@@ -357,6 +389,10 @@ GIVEN = "the inputs already have their splits"
         (
             ["--input", "idx:d", "--split-by", "group:x"],
             f"--split-by group:x: {GIVEN}, so nothing is split by it; drop one of the two",
+        ),
+        (
+            ["--input", "idx:d", "--exif", "make"],
+            "--exif: pictures in IDX files have no EXIF; drop it",
         ),
         (
             ["--input", "a.csv", "--input", "b/*", "--split-by", "column:p"],
@@ -475,3 +511,11 @@ def test_config_in_the_manifest(elsewhere):
         "duplicates": "keep",
         "exclude": None,
     }
+
+
+def test_the_ratio_of_the_python_interface_is_what_is_written():
+    """Not the float's last bit."""
+    for ratio in (1.15, "1.15", Fraction("1.15")):
+        config = IngestConfig(inputs=(Input("/a/*"),), output="/o", max_aspect_ratio=ratio)
+        assert config.filters.max_aspect_ratio == Fraction("1.15")
+        assert config.to_json()["max_aspect_ratio"] == "23/20"

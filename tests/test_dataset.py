@@ -860,6 +860,7 @@ def test_a_file_that_is_whole_when_looked_at_again(base):
     sources = reader.load_sources(base)
     fault = reader._explain_fault(
         tf.constant(str(base / shard.name)),
+        tf.constant(0, tf.int64),
         tf.constant(shard.records, tf.int64),
         tf.constant(0, tf.int64),
         plan=reader._plan_pictures(sources, features=(), resize=None),

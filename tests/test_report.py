@@ -147,6 +147,9 @@ def test_the_programs_on_the_page_run(pictures, tmp_path, flags):
         assert re.match(r"\((32, )?\d+, \d+, [13]\) ", printed.getvalue()), printed.getvalue()
 
 
+FILTERS = ["--min-size", "32", "--max-area", "4000000", "--max-aspect-ratio", "2.5"]
+
+
 def config_of(*flags):
     args, rest = make_parser().parse_known_args(["ingest", "--output", "out", *flags])
     assert not rest
@@ -164,6 +167,7 @@ def config_of(*flags):
         ["--input", "a/*", "--class-names", "names", "--new-classes", "append"],
         ["--input", "a/*", "--exclude", "who $HOME `id`", "--max-reject-rate", "0.3"],
         ["--input", "a/*", "--duplicates", "drop"],
+        ["--input", "a/*", *FILTERS, "--exif", "all,gps_latitude"],
         ["--input", "a/*", "--image-size", "320x240", "--resize-mode", "pad", "--channels", "1"],
         ["--input", "a/*", "--encoding", "png", "--quality", "80", "--background", "0,9,255"],
         ["--input", "a/*", "--max-pixels", "1000", "--schema", "imagenet", "--shard-size", "1GiB"],
@@ -188,7 +192,7 @@ def test_the_command_makes_the_same_configuration(flags):
 
 
 def test_the_command_knows_every_field():
-    assert set(FIELDS) == set(config_of("--input", "a/*"))
+    assert set(FIELDS) == set(config_of("--input", "a/*", *FILTERS, "--exif", "all"))
 
 
 @pytest.mark.parametrize(

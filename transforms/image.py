@@ -21,6 +21,7 @@ import simplejpeg
 from cykooz_resizer import CropBox, FilterType, ResizeAlg, ResizeOptions, Resizer
 from PIL import Image, ImageColor
 
+from transforms.filters import SizeFilter
 from transforms.records import Geometry, ImageError, PreparedImage
 
 RESIZE_MODES = ("cover", "contain", "pad", "stretch", "shortest", "longest", "none")
@@ -391,6 +392,19 @@ def _orientation_of(image: Image.Image) -> int:
     return int(orientation) if orientation in _UPRIGHT else 1
 
 
+def read_exif(data: bytes, *, policy: PixelPolicy) -> Image.Exif:
+    """Returns the EXIF of a file that was decoded before; empty where there is none to be read."""
+    format_ = sniff_format(data)
+    # Pillow would decode a whole PNG to look behind its pixels; these names stand in the clear.
+    if format_ == "PNG" and b"eXIf" not in data and b"Raw profile type" not in data:
+        return Image.Exif()
+    with _pillow_limit(policy):
+        try:
+            return Image.open(io.BytesIO(data), formats=[format_]).getexif()
+        except Exception:
+            return Image.Exif()
+
+
 @dataclasses.dataclass(frozen=True)
 class _JpegScan:
     """What stands before a JPEG's first scan.
@@ -606,7 +620,11 @@ def encode_image(image: Image.Image, *, policy: PixelPolicy) -> tuple[bytes, str
 
 
 def prepare_image(
-    data: bytes, *, policy: PixelPolicy, raw_size: tuple[int, int] | None = None
+    data: bytes,
+    *,
+    policy: PixelPolicy,
+    raw_size: tuple[int, int] | None = None,
+    filters: SizeFilter | None = None,
 ) -> PreparedImage:
     """Decodes, orients, resizes and encodes one image.
 
@@ -614,15 +632,19 @@ def prepare_image(
       data: a file's bytes; or height x width uint8 gray levels, where `raw_size` is given.
       policy: the pixel policy.
       raw_size: (width, height) of bare gray levels, as in an IDX file.
+      filters: which sources to leave out, once they are decoded: what is broken is never filtered.
 
     Raises:
-      ImageError: the input cannot become a picture; its reason is one of records.FAULTS.
+      ImageError: the input cannot become a picture; its reason is one of records.FAULTS, or
+        "filtered".
     """
     if raw_size is None:
         source = decode_image(data, policy=policy)
     else:
         gray = Image.frombytes("L", raw_size, data).convert(_mode(policy))
         source = DecodedImage(gray, *raw_size, orientation=1, plain=False)
+    if filters and (problem := filters.find_problem(source.width, source.height)):
+        raise ImageError("filtered", problem)
     geometry = fit_image(source.width, source.height, policy=policy, orientation=source.orientation)
     _check_pixels(geometry.width, geometry.height, policy)
     picture = resize_image(source.image, geometry, policy=policy)

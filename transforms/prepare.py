@@ -14,6 +14,8 @@ from collections.abc import Mapping
 
 from transforms import files
 from transforms.example import encode_example, make_features
+from transforms.exif import exif_features
+from transforms.filters import SizeFilter
 from transforms.globs import read_problem
 from transforms.idx import read_idx
 from transforms.image import PixelPolicy, prepare_image
@@ -35,11 +37,15 @@ class RecordPolicy:
       pixels: the pixel policy.
       schema: one of example.SCHEMAS.
       label_offset: added to the class id that is stored.
+      filters: which sources are left out.
+      exif: which features are taken from EXIF, of exif.EXIF_NAMES.
     """
 
     pixels: PixelPolicy
     schema: str = "flowers"
     label_offset: int = 0
+    filters: SizeFilter = SizeFilter()
+    exif: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +135,15 @@ def prepare_record(
             return exclusions.reject_key(ref.key)
         if ref.sha256 not in ("", digest):
             raise ImageError("unreadable", "its bytes changed since --duplicates looked at them")
-        image = prepare_image(data, policy=policy.pixels, raw_size=raw_size)
+        image = prepare_image(data, policy=policy.pixels, raw_size=raw_size, filters=policy.filters)
     except ImageError as error:
         return reject_image(ref, error)
+    exif = exif_features(
+        data if raw_size is None else None,
+        policy.exif,
+        policy=policy.pixels,
+        orientation=image.geometry.orientation,
+    )
     class_id = labels[ref.label]
     features = make_features(
         image,
@@ -141,7 +153,7 @@ def prepare_record(
         schema=policy.schema,
         classes=len(labels),
         label_offset=policy.label_offset,
-        extra=ref.features,
+        extra=(*ref.features, *exif),
     )
     bare = dataclasses.replace(image, data=b"")
     return PreparedRecord(ref, encode_example(features), bare, class_id, digest, len(data))

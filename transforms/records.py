@@ -36,16 +36,16 @@ class DataError(ValueError):
 
 
 class ImageError(ValueError):
-    """One image cannot become a record; `reason` is one of FAULTS."""
+    """One image cannot become a record; `reason` is one of FAULTS, or "filtered"."""
 
     def __init__(self, reason: str, detail: str):
         """Keeps both parts as arguments, so that the error survives pickling."""
-        assert reason in FAULTS, reason
+        assert reason in FAULTS or reason == "filtered", reason
         super().__init__(reason, detail)
 
     @property
     def reason(self) -> str:
-        """The reason code, one of FAULTS."""
+        """The reason code."""
         return self.args[0]
 
     @property

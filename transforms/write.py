@@ -30,6 +30,7 @@ from apache_beam.io.filesystem import CompressionTypes
 from transforms import files, progress, resume
 from transforms.decoders import Outcome, Task, prepare_images
 from transforms.example import FeatureSpec, feature_specs
+from transforms.exif import exif_specs
 from transforms.manifest import (
     DUPLICATES,
     INDEX_FOLDER,
@@ -552,7 +553,8 @@ def make_manifest(
     """Returns the manifest of a data set whose shards are all written."""
     mean, std = moments_of_training(summaries)
     pixels, schema = header.policy.pixels, header.policy.schema
-    specs = feature_specs(schema, classes=len(labels), extra=merge_columns(columns))
+    extra = (*merge_columns(columns), *exif_specs(header.policy.exif))
+    specs = feature_specs(schema, classes=len(labels), extra=extra)
     return Manifest(
         tpufeed=header.tpufeed,
         libraries=library_versions(),
