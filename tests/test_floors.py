@@ -61,6 +61,7 @@ FLOORS = {
     "pipeline.verify": 9,
     "pipeline.vertex": 9,
     "pipeline.learner": 10,
+    "pipeline.frames": 9,
     "pipeline.ingest": 10,
     "pipeline.plan": 10,
     "pipeline.rehearsal": 11,

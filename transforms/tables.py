@@ -137,7 +137,7 @@ class _Header:
                 "underscores"
             )
         features = tuple(_parse_cell(row[spec.name], spec, where) for spec in self.specs)
-        path = _resolve(row["path"], posixpath.dirname(self.path))
+        path = resolve_cell(row["path"], posixpath.dirname(self.path))
         group = row[by_column] if by_column else ""
         ref = ImageRef(key, path, row["label"], split, group, features=features)
         return check_names(ref, self.grouping)
@@ -221,7 +221,8 @@ def _short(text: str, *, most: int = 200) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def _resolve(cell: str, folder: str) -> str:
+def resolve_cell(cell: str, folder: str) -> str:
+    """Returns the path that a cell names: absolute, in a store, or relative to the folder."""
     if files.is_remote(cell):
         return cell
     if files.is_remote(folder) and not cell.startswith("/"):
