@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from helpers import draw, ingest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from PIL.TiffImagePlugin import IFDRational
 
 from pipeline.__main__ import main
@@ -92,6 +93,20 @@ def read(data: bytes | None, names=EXIF_NAMES, orientation=6) -> dict:
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 def test_every_tag_of_every_format(format):
     assert read(encode(format, make_exif())) == FULL
+
+
+def test_png_has_exif_behind_its_pixels_or_as_text():
+    """As the standard allows, and as ImageMagick writes it."""
+    whole, exif = encode("PNG", make_exif()), make_exif().tobytes()
+    at = whole.index(b"eXIf") - 4
+    chunk = whole[at : at + 12 + int.from_bytes(whole[at : at + 4], "big")]
+    rest = whole.replace(chunk, b"")
+    assert read(rest[:-12] + chunk + rest[-12:]) == FULL
+    text = PngInfo()
+    text.add_text("Raw profile type exif", f"\nexif\n{len(exif):8}\n{exif.hex()}\n", zip=True)
+    buffer = io.BytesIO()
+    Image.new("RGB", (24, 16)).save(buffer, "PNG", pnginfo=text)
+    assert read(buffer.getvalue()) == FULL
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF", "GIF", "BMP"])
