@@ -22,6 +22,7 @@ from pipeline.folders import load_sources
 from pipeline.runner import plan_run, run_pipeline
 from pipeline.transform_fn import FOLDER, Transform, load_transform
 from transforms import files
+from transforms.labels import ONE_LABEL, Labelling
 from transforms.manifest import INDEX_FOLDER, Manifest
 from transforms.records import DataError
 
@@ -34,13 +35,17 @@ _NOTHING = -1
 Row = dict[str, Any]
 
 
-def summarize_index(data: bytes, *, training: bool, path: str) -> Iterator[Row]:
+def summarize_index(
+    data: bytes, *, training: bool, path: str, labelling: Labelling = ONE_LABEL
+) -> Iterator[Row]:
     """Adds up one shard's index, label by label.
 
     Args:
       data: a parquet file of index/.
       training: whether its split is the training split, whose moments are wanted.
       path: of the file, for errors.
+      labelling: how labels are read. Of several, the first stands for the record's pixels, so
+        that these count once.
 
     Yields:
       label str; training 0 or 1; pixels int; channel_sum and channel_squares, lists of int.
@@ -57,8 +62,11 @@ def summarize_index(data: bytes, *, training: bool, path: str) -> Iterator[Row]:
     totals: dict[str, list[int]] = {}
     for label, pixels, sums, squares in rows:
         values = [pixels, *sums, *squares]
-        before = totals.get(label, [0] * len(values))
-        totals[label] = [a + b for a, b in zip(before, values, strict=True)]
+        first, *others = labelling.split(label)
+        before = totals.get(first, [0] * len(values))
+        totals[first] = [a + b for a, b in zip(before, values, strict=True)]
+        for other in others:
+            totals.setdefault(other, [0] * len(values))
     for label, (pixels, *rest) in totals.items():
         half = len(rest) // 2
         yield {
@@ -133,13 +141,22 @@ def analyze_datasets(folders: Sequence[str], *, output: str) -> Transform:
     """
     sources = load_sources(folders)
     manifest = next(iter(sources.values()))
+    if manifest.label_kind == "none":
+        raise ValueError(
+            f"{', '.join(sources)}: the records have no labels (--unlabelled), so there is no "
+            "vocabulary; the moments are in dataset.json"
+        )
     if not any(m.splits["train"].records for m in sources.values() if "train" in m.splits):
         raise ValueError(f"{', '.join(sources)}: no record in a split train to take moments of")
     if tf.io.gfile.isdir(output) and tf.io.gfile.listdir(output):
         raise ValueError(f"--output {output}: is not empty: give a new folder")
     _import_transform()
     indexes = [
-        (files.join(folder, INDEX_FOLDER, f"{shard.name.rpartition('.')[0]}.parquet"), name)
+        (
+            files.join(folder, INDEX_FOLDER, f"{shard.name.rpartition('.')[0]}.parquet"),
+            name,
+            contents.labelling,
+        )
         for folder, contents in sources.items()
         for name, split in contents.splits.items()
         for shard in split.shards
@@ -162,7 +179,7 @@ def analyze_datasets(folders: Sequence[str], *, output: str) -> Transform:
 
 def build(
     root: beam.Pipeline,
-    indexes: Iterable[tuple[str, str]],
+    indexes: Iterable[tuple[str, str, Labelling]],
     *,
     manifest: Manifest,
     vocabulary: str,
@@ -173,7 +190,7 @@ def build(
 
     Args:
       root: the pipeline.
-      indexes: (path, split) of each parquet file of index/.
+      indexes: (path, split, labelling) of each parquet file of index/.
       manifest: its labels and channels.
       vocabulary: file with a label a line.
       output: where transform_fn/ goes.
@@ -203,12 +220,13 @@ def build(
         transform | "WriteTransform" >> tft_beam.WriteTransformFn(output)
 
 
-def _read_index(path: str, split: str) -> Iterator[Row]:
+def _read_index(path: str, split: str, labelling: Labelling) -> Iterator[Row]:
     try:
         data = files.read_file(path)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}: run tpufeed verify") from error
-    for row in summarize_index(data, training=split == "train", path=path):
+    training = split == "train"
+    for row in summarize_index(data, training=training, path=path, labelling=labelling):
         yield {**row, "label": row["label"].encode()}
 
 

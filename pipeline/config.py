@@ -19,6 +19,7 @@ from transforms.exif import EXIF_NAMES, choose_names
 from transforms.files import is_remote
 from transforms.filters import SizeFilter
 from transforms.image import ENCODINGS, RESIZE_MODES, PixelPolicy
+from transforms.labels import ONE_LABEL, Labelling
 from transforms.records import IDX_PREFIX, Grouping, Input
 from transforms.shards import MOST_SHARDS, SPLIT_NAME, Weights, check_weights
 
@@ -71,6 +72,8 @@ class IngestConfig:
       known_labels: what class_names holds, once read.
       new_classes: "reject" or "append".
       label_offset: added to the class ids that are stored.
+      label_separator: what stands between the labels of one input; None for one label each.
+      unlabelled: whether inputs have no labels.
       max_reject_rate: share of the inputs that may be rejected, 0 to 1.
       duplicates: what becomes of copies, one of DUPLICATE_MODES.
       exclude: file of keys and sha256 that must not come in.
@@ -98,6 +101,8 @@ class IngestConfig:
     known_labels: tuple[str, ...] | None = None
     new_classes: str = "reject"
     label_offset: int = 0
+    label_separator: str | None = None
+    unlabelled: bool = False
     max_reject_rate: float = 0.01
     duplicates: str = "keep"
     exclude: str | None = None
@@ -135,10 +140,41 @@ class IngestConfig:
             raise UsageError(f"--encoding raw: only with --schema flowers, not {self.schema}")
         if self.overwrite and self.resume:
             raise UsageError("--overwrite, --resume: one begins again, one goes on; drop one")
+        self._check_labels()
         self._check_duplicates(given=any(s.split or s.kind == "idx" for s in self.inputs))
         self._check_ranges()
         self._check_filters()
         self._check_exif()
+
+    def _check_labels(self) -> None:
+        for flag, on in (
+            ("--unlabelled", self.unlabelled),
+            ("--label-separator", self.label_separator is not None),
+        ):
+            if on and any(source.kind == "idx" for source in self.inputs):
+                raise UsageError(f"{flag}: IDX files have one label for each picture; drop it")
+        for flag, given in (
+            (f"--label-separator {self.label_separator}", self.label_separator is not None),
+            (f"--class-names {self.class_names}", self.class_names is not None),
+            (f"--label-offset {self.label_offset}", self.label_offset != 0),
+        ):
+            if self.unlabelled and given:
+                raise UsageError(
+                    f"--unlabelled, {flag}: without labels there are no classes; drop one"
+                )
+        separator = self.label_separator
+        if separator is None:
+            return
+        if not separator or not separator.isprintable():
+            raise UsageError(
+                f"--label-separator {separator!r}: must be one or more printable characters, as "
+                "in '|'"
+            )
+        if "/" in separator and all(source.kind == "glob" for source in self.inputs):
+            raise UsageError(
+                f"--label-separator {separator}: no folder's name holds a /, so no label would be "
+                "divided; give another, or a CSV"
+            )
 
     def _check_duplicates(self, *, given: bool) -> None:
         _one_of("--duplicates", self.duplicates, DUPLICATE_MODES)
@@ -206,6 +242,14 @@ class IngestConfig:
         return SizeFilter(self.min_size, self.max_area, self.max_aspect_ratio)
 
     @property
+    def labelling(self) -> Labelling:
+        """How labels name classes."""
+        if self.unlabelled:
+            return Labelling("none")
+        separator = self.label_separator
+        return ONE_LABEL if separator is None else Labelling("many", separator)
+
+    @property
     def splits(self) -> tuple[str, ...]:
         """The splits that are sure to be in the data set, be they empty."""
         if any(source.split or source.kind != "glob" for source in self.inputs):
@@ -219,7 +263,14 @@ class IngestConfig:
         for name in ("weights_given", "known_labels", "overwrite", "resume", "decoders"):
             del record[name]
         # What was not asked for leaves no trace: dataset.json is as it was before there was it.
-        for name in ("min_size", "max_area", "max_aspect_ratio", "exif"):
+        for name in (
+            "min_size",
+            "max_area",
+            "max_aspect_ratio",
+            "exif",
+            "label_separator",
+            "unlabelled",
+        ):
             if not record[name]:
                 del record[name]
         if self.max_aspect_ratio is not None:
@@ -552,8 +603,9 @@ _INGEST_NOTES = """\
 PATTERN is
   a glob, local or gs://; the label is the parent folder's name. Wildcards are * (stops at /),
     ** (does not), ? and [...]. Quote it, or the shell expands it.
-  a glob ending in .csv; its header is path,label[,split][,key][,more], paths are relative to the
-    file. Further columns become features: bytes, or NAME:int, NAME:float.
+  a glob ending in .csv; its header is path,label[,split][,key][,more], without label if
+    --unlabelled; paths are relative to the file. Further columns become features: bytes, or
+    NAME:int, NAME:float.
   idx:DIR, a folder with the four files of MNIST; idx:mnist gets them on first use.
 
 Any option of Beam's can follow, such as --runner=DataflowRunner or --direct_num_workers=2
@@ -604,6 +656,8 @@ def _add_ingest_flags(parser: argparse.ArgumentParser) -> None:
     add("--class-names", metavar="FILE", help=_CLASS_NAMES_HELP)
     add("--new-classes", default="reject", metavar="M", help="reject or append")
     add("--label-offset", type=int, default=0, metavar="N", help="added to stored ids")
+    add("--label-separator", metavar="SEP", help=_SEPARATOR_HELP)
+    add("--unlabelled", action="store_true", help="inputs have no labels; records no class")
     add("--background", default="255,255,255", metavar="R,G,B", help="under alpha and padding")
     add("--max-pixels", type=int, default=178_956_970, metavar="N", help="larger: too_large")
     add("--max-reject-rate", type=float, default=0.01, metavar="R", help="0 to 1")
@@ -638,6 +692,10 @@ def _add_plan(commands: Any) -> None:
 
 
 _ENCODING_HELP = f"{', '.join(ENCODINGS)} (default: jpeg; idx: png)"
+_SEPARATOR_HELP = (
+    "a label holds one class name or several, with SEP between: each counts once, without the "
+    "white space around it; an empty one is a reject (default: a label is one name)"
+)
 _EXIF_HELP = f"features: all (but gps), or some of {', '.join(EXIF_NAMES)}"
 _CLASS_NAMES_HELP = "one a line, or another dataset.json; order = id (default: the labels, sorted)"
 _DUPLICATES_HELP = (
@@ -865,6 +923,7 @@ def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
         raise UsageError(str(error)) from error
     same = (
         *("schema", "seed", "shards", "class_names", "new_classes", "label_offset"),
+        *("label_separator", "unlabelled"),
         *("max_reject_rate", "duplicates", "min_size", "max_area", "overwrite", "resume"),
     )
     return IngestConfig(

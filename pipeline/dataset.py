@@ -27,7 +27,7 @@ from pipeline.folders import load_sources as load_sources
 from pipeline.folders import share_shards as share_shards
 from pipeline.folders import steps_per_epoch as steps_per_epoch
 from transforms import files
-from transforms.example import FeatureSpec
+from transforms.example import ANY_LENGTH, CLASS_FEATURES, FeatureSpec
 from transforms.manifest import Manifest
 
 AUTOTUNE = tf.data.AUTOTUNE
@@ -35,9 +35,8 @@ IMAGE_DTYPES = (tf.uint8, tf.float32, tf.bfloat16, tf.float16)
 # Held by the shuffle buffer, unless the caller says otherwise.
 SHUFFLE_BYTES = 256 * 2**20
 
-# Where each schema keeps the picture and the class id.
+# Where each schema keeps the picture.
 _PICTURE = {"flowers": "image", "imagenet": "image/encoded", "tfds": "image"}
-_CLASS = {"flowers": "class", "imagenet": "image/class/label", "tfds": "label"}
 _DTYPES = {"bytes": tf.string, "int64": tf.int64, "float": tf.float32}
 # Shards read at a time. Fixed, so that the order does not depend on the number of cores.
 _OPEN_SHARDS = 16
@@ -64,6 +63,7 @@ class _Pictures:
       size: height and width of what comes out.
       resize: whether to resize to it.
       specs: the features wanted beside picture and label.
+      kind: of the labels, one of labels.KINDS.
     """
 
     schema: str
@@ -73,6 +73,8 @@ class _Pictures:
     size: tuple[int, int]
     resize: bool
     specs: tuple[FeatureSpec, ...]
+    # The fingerprint stands for it in a cache's name, which comes from repr().
+    kind: str = dataclasses.field(default="one", repr=False)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -147,21 +149,48 @@ def parse_record(data: tf.Tensor, *, specs: Iterable[FeatureSpec]) -> dict[str, 
         TensorFlow's message names it.
     """
     specs = tuple(specs)
-    parsed = tf.io.parse_example(data, {spec.name: _tf_feature(spec) for spec in specs})
+    parsed = _parse_sparse(data, specs)
     for spec in specs:
-        if spec.shape == (-1,):
+        if spec.shape == ANY_LENGTH:
             parsed[spec.name] = tf.sparse.to_dense(parsed[spec.name])
     return parsed
 
 
+def _parse_sparse(data: tf.Tensor, specs: Iterable[FeatureSpec]) -> dict[str, Any]:
+    return tf.io.parse_example(data, {spec.name: _tf_feature(spec) for spec in specs})
+
+
 def _tf_feature(spec: FeatureSpec) -> Any:
     dtype = _DTYPES[spec.dtype]
-    if spec.shape == (-1,):
+    if spec.shape == ANY_LENGTH:
         return tf.io.VarLenFeature(dtype)
     default = spec.default
     if default is not None and spec.shape:
         default = tf.fill(spec.shape, tf.constant(default, dtype))
     return tf.io.FixedLenFeature(spec.shape, dtype, default)
+
+
+def multi_hot(ids: tf.SparseTensor, *, classes: int) -> tf.Tensor:
+    """Returns which classes each record has.
+
+    Args:
+      ids: int64 [n, longest], class ids from 0, as tf.io.VarLenFeature reads them.
+      classes: number of classes.
+
+    Returns:
+      bool [n, classes].
+
+    Raises:
+      tf.errors.InvalidArgumentError: a record has no class, or an id is not in 0 to classes - 1.
+    """
+    known = tf.reduce_all((ids.values >= 0) & (ids.values < classes))
+    tf.debugging.Assert(known, [ids.values])
+    places = tf.stack([ids.indices[:, 0], ids.values], axis=1)
+    shape = tf.stack([ids.dense_shape[0], classes])
+    found = tf.scatter_nd(places, tf.ones_like(ids.values), shape) > 0
+    # Without one, a feature that is missing would read as a picture of nothing.
+    tf.debugging.Assert(tf.reduce_all(tf.reduce_any(found, axis=1)), [ids.dense_shape])
+    return tf.ensure_shape(found, [None, classes])
 
 
 def decode_image(
@@ -243,6 +272,7 @@ def _plan_pictures(
         size=(int(size[0]), int(size[1])),
         resize=resize is not None and tuple(resize) != contents.image_size,
         specs=_find_specs(sources, features),
+        kind=contents.label_kind,
     )
 
 
@@ -263,6 +293,11 @@ def _find_specs(
                     f"features {name!r}: {folder} has no such feature; allowed are "
                     f"{', '.join(known)}"
                 )
+            if known[name].shape == ANY_LENGTH:
+                raise ValueError(
+                    f"features {name!r}: a list of another length in each record, which makes no "
+                    "batch; the second element has the classes, float32 [batch, classes]"
+                )
             if (first := wanted.setdefault(name, known[name])) != known[name]:
                 raise ValueError(
                     f"features {name!r}: {known[name]} in {folder}, {first} in another folder; "
@@ -276,33 +311,45 @@ def _find_specs(
 
 def _parse(data: tf.Tensor, offset: tf.Tensor, *, plan: _Pictures) -> Record:
     """A block of records, their pictures still encoded; the labels from 0."""
-    picture, label = _needed_specs(plan)[:2]
-    parsed = parse_record(data, specs={*_needed_specs(plan), *plan.specs})
-    class_id = parsed[label.name] - offset
-    # A label that no model has a logit for would train as garbage, without an error on a GPU.
-    known = tf.reduce_all((class_id >= 0) & (class_id < plan.classes))
-    tf.debugging.Assert(known, [class_id])
-    record: dict[str, Any] = {"image": parsed[picture.name], "label": class_id}
+    parsed = _parse_sparse(data, {*_needed_specs(plan), *plan.specs})
+    record: dict[str, Any] = {"image": parsed[_PICTURE[plan.schema]]}
+    if plan.kind != "none":
+        record["label"] = _labels_of(parsed[CLASS_FEATURES[plan.schema]], offset, plan=plan)
     if plan.encoding == "raw":
         record["size"] = parsed["size"]
     record["features"] = {spec.name: parsed[spec.name] for spec in plan.specs}
     return record
 
 
+def _labels_of(stored: Any, offset: tf.Tensor, *, plan: _Pictures) -> tf.Tensor:
+    """int64 [n], class ids from 0; bool [n, classes] where a record has several."""
+    if plan.kind == "many":
+        return multi_hot(stored.with_values(stored.values - offset), classes=plan.classes)
+    class_id = stored - offset
+    # A label that no model has a logit for would train as garbage, without an error on a GPU.
+    known = tf.reduce_all((class_id >= 0) & (class_id < plan.classes))
+    tf.debugging.Assert(known, [class_id])
+    return class_id
+
+
 def _needed_specs(plan: _Pictures) -> list[FeatureSpec]:
-    return record_specs(plan.schema, plan.encoding)
+    return record_specs(plan.schema, plan.encoding, kind=plan.kind)
 
 
-def record_specs(schema: str, encoding: str) -> list[FeatureSpec]:
+def record_specs(schema: str, encoding: str, *, kind: str = "one") -> list[FeatureSpec]:
     """Returns the features of a record that picture and class are read from, in this order.
 
-    For the encoding "raw" a third one, the picture's height and width.
+    For the encoding "raw" one more, the picture's height and width.
 
     Args:
       schema: one of example.SCHEMAS.
       encoding: one of image.ENCODINGS.
+      kind: of the labels, one of labels.KINDS; without labels there is no class.
     """
-    specs = [FeatureSpec(_PICTURE[schema], "bytes"), FeatureSpec(_CLASS[schema], "int64")]
+    specs = [FeatureSpec(_PICTURE[schema], "bytes")]
+    if kind != "none":
+        shape = ANY_LENGTH if kind == "many" else ()
+        specs.append(FeatureSpec(CLASS_FEATURES[schema], "int64", shape))
     return specs + ([FeatureSpec("size", "int64", (2,))] if encoding == "raw" else [])
 
 
@@ -356,11 +403,17 @@ def _explain_fault(
     for spec in sorted({*_needed_specs(plan), *plan.specs}, key=lambda spec: spec.name):
         parsed = data.map(lambda record, spec=spec: parse_record(record, specs=[spec]))
         form = f"{spec.dtype}{list(spec.shape)}" if spec.shape else spec.dtype
+        form = f"{spec.dtype}[...]" if spec.shape == ANY_LENGTH else form
         faults = faults.concatenate(
             demand(parsed, f"a record has no feature {spec.name!r} of type {form}")
         )
     labels = data.batch(1).map(lambda record: _parse(record, offset, plan=plan))
     problem = f"a record's class is none of the {plan.classes} that dataset.json names"
+    if plan.kind == "many":
+        problem = (
+            f"a record has no class, or one that is none of the {plan.classes} that dataset.json "
+            "names"
+        )
     faults = faults.concatenate(demand(labels, problem))
     return faults.concatenate(fail("could not be read at first, and then could"))
 
@@ -409,7 +462,7 @@ def _decode(record: Record, *, plan: _Pictures) -> Record:
     if plan.resize:
         image = resize_image(image, size=plan.size)
     image = tf.ensure_shape(image, [*plan.size, plan.channels])
-    return {"image": image, "label": record["label"], "features": record["features"]}
+    return {**{name: record[name] for name in record if name != "size"}, "image": image}
 
 
 def _augment(data: tf.data.Dataset, *, augment: Augment, reading: _Reading) -> tf.data.Dataset:
@@ -555,10 +608,17 @@ def _pad(dataset: tf.data.Dataset, *, count: int) -> tf.data.Dataset:
 def _finish(data: tf.data.Dataset, *, reading: _Reading, weighted: bool) -> tf.data.Dataset:
     """Batches of records as tuples."""
 
-    def finish(batch: Record) -> tuple[Any, ...]:
+    def finish(batch: Record) -> Any:
         image = convert_image(batch["image"], dtype=reading.dtype)
         first = {"image": image, **batch["features"]} if reading.plan.specs else image
-        return (first, batch["label"], batch["weight"]) if weighted else (first, batch["label"])
+        parts = [first]
+        if reading.plan.kind == "many":
+            parts.append(tf.cast(batch["label"], tf.float32))
+        elif reading.plan.kind == "one":
+            parts.append(batch["label"])
+        if weighted:
+            parts.append(batch["weight"])
+        return tuple(parts) if len(parts) > 1 else first
 
     # A batch at a time: a call costs as much as the conversion of a small picture.
     return data.map(finish, reading.calls)
@@ -734,9 +794,11 @@ def _plan_cache(
     order: _Order,
 ) -> tuple[str | None, float]:
     """Returns the prefix of the cache's files, and the bytes of a record in the shuffle buffer."""
+    labels = plan.classes if plan.kind == "many" else 0  # a byte each
     if cache is None:
         # A host whose shards are all empty has nothing but padding to deliver.
-        return None, sum(s.bytes_read for s in shards) / max(1, count_records(shards))
+        held = sum(shard.bytes_read for shard in shards)
+        return None, held / max(1, count_records(shards)) + labels
     if cache == "memory":
         return "memory", 1  # the buffer holds the cache's own tensors
     folder = os.fspath(cache)
@@ -745,7 +807,7 @@ def _plan_cache(
     path = cache_path(
         folder, sources=sources, shards=shards, split=split, preprocessing=preprocessing
     )
-    return _prepare_cache(folder, path), math.prod(plan.shape)
+    return _prepare_cache(folder, path), math.prod(plan.shape) + labels
 
 
 def open_dataset(
@@ -802,8 +864,10 @@ def open_dataset(
     Returns:
       A tf.data.Dataset of (image, label), in evaluation (image, label, weight):
       image [batch, height, width, channels] of `image_dtype`, or a dict of it as "image" and of
-      the features, each [batch, ...]; label int64 [batch], from 0 whatever the label offset;
-      weight float32 [batch], 0 for padding, else 1. Its cardinality is known.
+      the features, each [batch, ...]; label int64 [batch], from 0 whatever the label offset, or,
+      where records have several labels, float32 [batch, classes] of 1 for each class and 0;
+      weight float32 [batch], 0 for padding, else 1. Where records have no labels there is no
+      label: image alone, in evaluation (image, weight). Its cardinality is known.
 
     Raises:
       ValueError: an argument, a folder or a file is wrong, or they do not go together.

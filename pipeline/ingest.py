@@ -26,6 +26,7 @@ from transforms.duplicates import TreatCopies
 from transforms.example import feature_specs
 from transforms.exif import exif_specs
 from transforms.globs import check_matches, common_root
+from transforms.labels import Labelling
 from transforms.manifest import (
     DUPLICATES,
     INDEX_FOLDER,
@@ -66,11 +67,7 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
       One Manifest, of the data set that is whole once the pipeline is done.
     """
     assert config.root is not None
-    exif = exif_specs(config.exif)
-    reserved = tuple(s.name for s in feature_specs(config.schema, classes=1, extra=exif))
-    policy = RecordPolicy(
-        config.pixels, config.schema, config.label_offset, config.filters, config.exif
-    )
+    policy, labelling = record_policy(config), config.labelling
     screen = config.known_labels is not None and config.new_classes == "reject"
     known = frozenset(config.known_labels or ()) if screen else None
 
@@ -78,16 +75,22 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
         root
         | "Inputs" >> beam.Create(config.inputs)
         | "ListImages"
-        >> ListImages(config.root, config.split_by, reserved, may_repeat(config.inputs))
+        >> ListImages(
+            config.root,
+            config.split_by,
+            reserved_names(config),
+            may_repeat(config.inputs),
+            labelling=labelling,
+        )
     )
-    screened = listed | "ScreenImages" >> ScreenImages(config.exclude, known)
+    screened = listed | "ScreenImages" >> ScreenImages(config.exclude, known, labelling=labelling)
     chosen = screened["refs"]
     if config.duplicates != "keep":
         chosen |= "TreatCopies" >> TreatCopies(config.duplicates)
     refs = chosen | "AssignSplits" >> AssignSplits(
         config.weights, config.seed, config.weights_given
     )
-    sizes = refs | "CountImages" >> CountImages(config.pixels)
+    sizes = refs | "CountImages" >> CountImages(config.pixels, labelling=labelling)
     labels = pvalue.AsSingleton(sizes | "DecideLabels" >> DecideLabels(config.known_labels))
     plan = pvalue.AsSingleton(sizes | "PlanShards" >> PlanShards(config.shards, config.shard_size))
     header = ManifestHeader(
@@ -122,6 +125,24 @@ def build(root: beam.Pipeline, config: IngestConfig) -> beam.PCollection[Manifes
         columns=pvalue.AsIter(listed["columns"]),
         duplicates=pvalue.AsSingleton(duplicates),
     )
+
+
+def record_policy(config: IngestConfig) -> RecordPolicy:
+    """Returns what becomes of each image."""
+    return RecordPolicy(
+        config.pixels,
+        config.schema,
+        config.label_offset,
+        filters=config.filters,
+        exif=config.exif,
+        labelling=config.labelling,
+    )
+
+
+def reserved_names(config: IngestConfig) -> tuple[str, ...]:
+    """Returns the features that every record has, which no column of a CSV may be called."""
+    specs = feature_specs(config.schema, classes=1, extra=exif_specs(config.exif))
+    return tuple(spec.name for spec in specs)
 
 
 def ingest_images(
@@ -179,6 +200,7 @@ def resolve_config(config: IngestConfig, *, decoders: int = 1, look: bool = True
     known = config.known_labels
     if config.class_names is not None and known is None:
         known = read_class_names(config.class_names)
+        _check_class_names(config.class_names, known, labelling=config.labelling)
     if look and config.exclude is not None and not files.exists(config.exclude):
         raise DataError(f"--exclude {config.exclude}: no such file")
     return dataclasses.replace(
@@ -224,6 +246,17 @@ def read_class_names(path: str) -> tuple[str, ...]:
             raise DataError(f"--class-names {path}, line {line}: {name!r} is named twice")
         seen.add(name)
     return tuple(names)
+
+
+def _check_class_names(path: str, names: Sequence[str], *, labelling: Labelling) -> None:
+    """Raises DataError for a name that no part of a divided label can be."""
+    for line, name in enumerate(names, start=1):
+        if labelling.kind == "many" and (name != name.strip() or labelling.separator in name):
+            raise DataError(
+                f"--class-names {path}, line {line}: {name!r} holds --label-separator "
+                f"{labelling.separator} or white space at an end, so no input can have it; rename "
+                "it, or give another separator"
+            )
 
 
 @contextlib.contextmanager

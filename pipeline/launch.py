@@ -117,6 +117,7 @@ def check_data(folders: Sequence[str]) -> list[Manifest]:
 
     Raises:
       DataError: a set is not whole, or two are not read as one; names folder and reason.
+      ValueError: its records have not one label each.
     """
     manifests = []
     for folder in folders:
@@ -135,6 +136,7 @@ def check_data(folders: Sequence[str]) -> list[Manifest]:
                     f"--data {folder}: {field} is not that of {folders[0]}; only like data sets "
                     "are read as one: ingest one of them again"
                 )
+    manifest.check_trainable(dict(zip(folders, manifests, strict=True)))
     return manifests
 
 

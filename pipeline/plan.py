@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pipeline.config import IngestConfig, PlanConfig
 from pipeline.messages import describe_seconds, printable
 from pipeline.summary import describe_table
+from transforms.labels import ONE_LABEL, Labelling
 from transforms.records import CHOICES, DataError, ImageRef
 from transforms.shards import SHARD_SUFFIX, place_of, shard_name
 
@@ -171,7 +172,8 @@ class Plan:
       images: candidates: inputs that are neither rejected nor skipped by the listing.
       source_bytes: of the candidates; -1 where the listing does not tell all.
       labels: in the order of their ids.
-      classes: candidates by split and label.
+      classes: candidates by split and class; an image of several counts in each.
+      split_images: candidates by split.
       shards: number of them by split.
       split_bytes: of the shards, by split.
       rejects: by reason: those of the listing, and as many more as the sample stands for.
@@ -190,6 +192,7 @@ class Plan:
     source_bytes: int
     labels: tuple[str, ...]
     classes: Classes
+    split_images: Mapping[str, int]
     shards: Mapping[str, int]
     split_bytes: Mapping[str, int]
     rejects: Mapping[str, int]
@@ -213,7 +216,7 @@ class Plan:
         """The plan for programs."""
         splits = {
             split: {
-                "images": sum(self.classes[split].values()),
+                "images": self.split_images[split],
                 "classes": self.classes[split],
                 "shards": self.shards.get(split, 0),
                 "bytes": self.split_bytes[split],
@@ -221,7 +224,7 @@ class Plan:
             for split in self.classes
         }
         document = dataclasses.asdict(self) | {"splits": splits, "bytes": self.bytes}
-        for name in ("classes", "shards", "split_bytes"):
+        for name in ("classes", "split_images", "shards", "split_bytes"):
             del document[name]
         return json.dumps(document, indent=1)
 
@@ -249,18 +252,25 @@ def choose_sample(
     return chosen
 
 
-def count_classes(refs: Iterable[ImageRef], *, splits: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Returns the images by split and label; the splits that are sure to be there, be they empty.
+def count_classes(
+    refs: Sequence[ImageRef], *, splits: Iterable[str], labelling: Labelling = ONE_LABEL
+) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+    """Returns the images by split and class, and by split.
 
-    The order is that of dataset.json: the splits asked for, then others by name.
+    The splits that are sure to be there are, be they empty. The order is that of dataset.json:
+    the splits asked for, then others by name.
     """
-    counts = collections.Counter((ref.split, ref.label) for ref in refs)
+    images = collections.Counter(ref.split for ref in refs)
+    counts = collections.Counter(
+        (ref.split, name) for ref in refs for name in labelling.split(ref.label)
+    )
     names = [*splits]
-    names += sorted({split for split, _ in counts} - set(names))
-    return {
+    names += sorted(set(images) - set(names))
+    classes = {
         name: {label: n for (split, label), n in sorted(counts.items()) if split == name}
         for name in names
     }
+    return classes, {name: images[name] for name in names}
 
 
 def estimate_seconds(images: int, *, shards: int, workers: int, costs: Costs) -> float:
@@ -317,10 +327,12 @@ def make_plan(
       blocked: why ingest would refuse the output folder, "" where it would not.
     """
     images = len(listing.refs)
-    classes = count_classes(listing.refs, splits=config.splits)
+    classes, split_images = count_classes(
+        listing.refs, splits=config.splits, labelling=config.labelling
+    )
     weight = sum(item.weight for item in sample)
     each = sum(item.weight * item.bytes for item in sample) / weight if weight else 0.0
-    split_bytes = {split: round(each * sum(labels.values())) for split, labels in classes.items()}
+    split_bytes = {split: round(each * number) for split, number in split_images.items()}
     rejects = collections.Counter(listing.rejects)
     for reason, expected in _expected_rejects(sample).items():
         rejects[reason] += expected
@@ -338,6 +350,7 @@ def make_plan(
         source_bytes=-1 if -1 in sizes else sum(sizes),
         labels=listing.labels,
         classes=classes,
+        split_images=split_images,
         shards=listing.shards,
         split_bytes=split_bytes,
         rejects=dict(sorted(rejects.items())),
@@ -375,11 +388,21 @@ def find_warnings(
 ) -> list[str]:
     """Returns what will hurt, a line each, with the remedy."""
     found = [blocked] if blocked else []
+    found += warn_of_splits(plan.split_images)
     found += warn_of_classes(plan.classes, plan.labels)
     found += warn_of_shards(plan.shards, plan.bytes, workers=plan.workers)
     found += warn_of_pictures(sample, refs, config=config)
     found += warn_of_rejects(plan.rejects, plan.images, most=config.max_reject_rate)
     return found
+
+
+def warn_of_splits(images: Mapping[str, int]) -> list[str]:
+    """Returns a warning of each split that gets nothing."""
+    return [
+        f"split {split} is empty: give it a larger share, or drop it"
+        for split, number in images.items()
+        if not number and any(images.values())
+    ]
 
 
 def warn_of_classes(classes: Classes, labels: Sequence[str]) -> list[str]:
@@ -408,8 +431,6 @@ def warn_of_classes(classes: Classes, labels: Sequence[str]) -> list[str]:
         absent = [label for label in present if not counts.get(label)]
         if absent and counts:
             found.append(f"split {split} has no image of {_names(absent)}: give it a larger share")
-        elif absent:
-            found.append(f"split {split} is empty: give it a larger share, or drop it")
     found += _warn_of_labels(present)
     return found
 
@@ -499,11 +520,13 @@ def describe_plan(plan: Plan, *, output: str) -> str:
     """Returns the plan for a person."""
     splits = list(plan.classes)
     size = f", {plan.source_bytes / 1e6:.1f} MB" if plan.source_bytes >= 0 else ""
-    lines = [f"{output}: {plan.images} images{size}, {len(plan.labels)} classes"]
+    what = f"{len(plan.labels)} classes" if plan.labels else "no labels"
+    lines = [f"{output}: {plan.images} images{size}, {what}"]
     lines += describe_table(
         plan.labels,
         plan.classes,
         {
+            "total": {split: f"{plan.split_images[split]:,}" for split in splits},
             "shards": {split: str(plan.shards.get(split, 0)) for split in splits},
             "MB": {split: f"{plan.split_bytes[split] / 1e6:.1f}" for split in splits},
         },

@@ -77,19 +77,56 @@ def check_picture(record: Record, contents: Manifest, row: Mapping[str, Any]) ->
 
 def list_sources(contents: Manifest) -> Iterator[tuple[str, str, str]]:
     """Yields (key, source, label) of every input, by Python's own glob, csv and gzip."""
-    config = contents.config
-    for source in config["inputs"]:
-        pattern = source["pattern"]
-        if pattern.startswith("idx:"):
-            yield from _list_idx(pattern[4:])
-        elif pattern.lower().endswith(".csv"):
-            for path in _expand(pattern):
-                yield from _list_csv(path)
-        else:
-            for path in _expand(pattern):
-                if not _is_system(os.path.relpath(path, _fixed(pattern))):
-                    key = os.path.relpath(path, config["root"])
-                    yield key, path, os.path.basename(os.path.dirname(path))
+    for source in contents.config["inputs"]:
+        for key, path, label in _list_input(source["pattern"], contents.config["root"]):
+            yield key, path, _normalize(label, contents)
+
+
+def _list_input(pattern: str, root: str) -> Iterator[tuple[str, str, str]]:
+    if pattern.startswith("idx:"):
+        yield from _list_idx(pattern[4:])
+    elif pattern.lower().endswith(".csv"):
+        for path in _expand(pattern):
+            yield from _list_csv(path)
+    else:
+        for path in _expand(pattern):
+            if not _is_system(os.path.relpath(path, _fixed(pattern))):
+                key = os.path.relpath(path, root)
+                yield key, path, os.path.basename(os.path.dirname(path))
+
+
+def _normalize(label: str, contents: Manifest) -> str:
+    """A label as index/ has it: as it is; several sorted, each once; or none."""
+    if contents.label_kind == "one":
+        return label
+    if contents.label_kind == "none":
+        return ""
+    separator = contents.config["label_separator"]
+    names = list(dict.fromkeys(part.strip() for part in label.split(separator)))
+    numbers = [name for name in names if re.fullmatch(r"[0-9]+", name)]
+    numbers.sort(key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name))
+    return separator.join(numbers + sorted(set(names) - set(numbers)))
+
+
+def class_ids(record: Record, contents: Manifest) -> tuple[int, ...]:
+    """Returns a record's class ids from 0: one, or several in rising order, or none.
+
+    Raises:
+      ValueError: one is none of those in dataset.json, or several do not rise.
+    """
+    if record.class_id is None:
+        return ()
+    stored = (record.class_id,) if isinstance(record.class_id, int) else record.class_id
+    ids = tuple(class_id - contents.label_offset for class_id in stored)
+    for class_id, found in zip(ids, stored, strict=True):
+        if not 0 <= class_id < len(contents.labels):
+            raise ValueError(
+                f"class {found} with label_offset {contents.label_offset}, there are "
+                f"{len(contents.labels)} labels"
+            )
+    if list(ids) != sorted(set(ids)):
+        raise ValueError(f"classes {list(stored)} do not rise, each once")
+    return ids
 
 
 def _fixed(pattern: str) -> str:
@@ -132,7 +169,7 @@ def _list_csv(path: str) -> Iterator[tuple[str, str, str]]:
         for row in csv.DictReader(file):
             row = {name.partition(":")[0].strip(): cell for name, cell in row.items()}
             source = os.path.join(os.path.dirname(path), row["path"])
-            yield row.get("key") or row["path"], os.path.normpath(source), row["label"]
+            yield row.get("key") or row["path"], os.path.normpath(source), row.get("label", "")
 
 
 def _list_idx(folder: str) -> Iterator[tuple[str, str, str]]:
@@ -238,11 +275,7 @@ def _check_source(
     if hashlib.sha256(data).hexdigest() != row["source_sha256"]:
         raise ValueError(f"{source} has changed since ingest")
     record = _read_record(directory, contents, shard, row)
-    class_id = record.class_id - contents.label_offset
-    if not 0 <= class_id < len(contents.labels) or contents.labels[class_id] != label:
-        raise ValueError(f"class {record.class_id}, but {source} is {label!r}")
-    if record.label is not None and record.label != label:
-        raise ValueError(f"label {record.label!r}, but {source} is {label!r}")
+    _check_label(record, contents, label, source)
     upright = read_upright(data, source, contents)
     if (row["source_width"], row["source_height"]) != upright.size:
         raise ValueError(
@@ -254,6 +287,26 @@ def _check_source(
     low = low and contents.config["pixels"]["quality"] < _LOW_QUALITY
     limits = _MOST_DIFFERENCE_LOW_QUALITY if low else _MOST_DIFFERENCE
     _compare(decode_picture(record, contents), wanted, record, source, limits)
+
+
+def _check_label(record: Record, contents: Manifest, label: str, source: str) -> None:
+    try:
+        names = [contents.labels[class_id] for class_id in class_ids(record, contents)]
+    except ValueError as error:
+        raise ValueError(f"{error}, but {source} is {label!r}") from error
+    if _rejoin(names, contents) != label:
+        raise ValueError(f"class {_plain(record.class_id)}, but {source} is {label!r}")
+    if record.label is not None and _rejoin(record.label, contents) != label:
+        raise ValueError(f"label {_plain(record.label)!r}, but {source} is {label!r}")
+
+
+def _rejoin(names: str | Sequence[str], contents: Manifest) -> str:
+    separator = contents.config.get("label_separator", "")
+    return _normalize(names if isinstance(names, str) else separator.join(names), contents)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _read_source(source: str) -> bytes:
@@ -270,7 +323,8 @@ def _read_record(directory: str, contents: Manifest, shard: str, row: Mapping[st
     with files.open_file(files.join(directory, shard)) as file:
         file.seek(row["offset"] + 12)
         payload = file.read(row["size"] - 16)
-    return read_record(parse_example(payload), schema=contents.schema)
+    features = parse_example(payload)
+    return read_record(features, schema=contents.schema, kind=contents.label_kind)
 
 
 def read_upright(data: bytes, source: str, contents: Manifest) -> Image.Image:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from pipeline.config import IngestConfig, PlanConfig
-from pipeline.ingest import ingest_images, resolve_config
+from pipeline.ingest import ingest_images, record_policy, reserved_names, resolve_config
 from pipeline.plan import (
     Costs,
     Listing,
@@ -36,7 +36,6 @@ from pipeline.runner import RunPlan, plan_run
 from transforms import files
 from transforms.decoders import Outcome, Task, end_decoders, peak_memory, start_decoders
 from transforms.duplicates import drop_copies, group_by_content, know_content
-from transforms.example import feature_specs
 from transforms.idx import list_idx
 from transforms.image import PixelPolicy
 from transforms.ordered import READERS, map_in_order
@@ -163,9 +162,15 @@ def list_images(config: IngestConfig) -> tuple[Listing, Exclusions]:
       The listing, and what must not come in.
     """
     assert config.root is not None
-    reserved = tuple(spec.name for spec in feature_specs(config.schema, classes=1))
+    labelling = config.labelling
     items = itertools.chain.from_iterable(
-        list_input(source, root=config.root, grouping=config.split_by, reserved=reserved)
+        list_input(
+            source,
+            root=config.root,
+            grouping=config.split_by,
+            reserved=reserved_names(config),
+            labelling=labelling,
+        )
         for source in config.inputs
     )
     refs, rejects, skipped, columns = _sort_out(items, repeated=may_repeat(config.inputs))
@@ -183,11 +188,12 @@ def list_images(config: IngestConfig) -> tuple[Listing, Exclusions]:
     sums = SumSizes()
     sizes = sums.create_accumulator()
     for ref in refs:
-        sizes = sums.add_input(sizes, size_image(ref, pixels=config.pixels))
+        for element in size_image(ref, pixels=config.pixels, labelling=labelling):
+            sizes = sums.add_input(sizes, element)
     listing = Listing(
         refs=refs,
         shards=PlanShards(config.shards, config.shard_size).plan(sizes),
-        labels=decide_labels((label for _, label in sizes), known=config.known_labels),
+        labels=decide_labels((label for _, label in sizes if label), known=config.known_labels),
         rejects=dict(refused),
         skipped=skipped,
     )
@@ -229,7 +235,7 @@ def _screen(
         refused[screen_reject(reject, exclusions, ref=ref).reason] += 1
     kept = []
     for ref in refs:
-        item = screen_image(ref, exclusions, known=known)
+        item = screen_image(ref, exclusions, known=known, labelling=config.labelling)
         if isinstance(item, ImageRef):
             kept.append(item)
         else:
@@ -275,7 +281,7 @@ def prepare_sample(
     Returns:
       What came of each, and what it took.
     """
-    policy = RecordPolicy(config.pixels, config.schema, config.label_offset)
+    policy = record_policy(config)
     task = Task(policy, {label: number for number, label in enumerate(labels)}, exclusions)
     decoders = config.decoders or 1
     refs = [ref for ref, _ in chosen]

@@ -7,9 +7,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from transforms.example import CLASS_FEATURES
 from transforms.manifest import Manifest
 
-# Everything that dataset.json's config may hold; a test compares it with IngestConfig.
+# Everything that dataset.json's config holds; a test compares it with IngestConfig. Beside it
+# there may be label_separator or unlabelled.
 FIELDS = (
     *("inputs", "output", "root", "pixels", "schema", "weights", "split_by", "seed", "shards"),
     *("shard_size", "class_names", "new_classes", "label_offset", "max_reject_rate", "exclude"),
@@ -80,6 +82,10 @@ def _flags(config: Mapping[str, Any]) -> list[str]:
     if config["class_names"]:
         words += ["--class-names", config["class_names"], "--new-classes", config["new_classes"]]
     words += ["--label-offset", str(config["label_offset"])]
+    if config.get("label_separator"):
+        words += ["--label-separator", config["label_separator"]]
+    if config.get("unlabelled"):
+        words += ["--unlabelled"]
     words += ["--max-reject-rate", repr(config["max_reject_rate"])]
     if config["exclude"]:
         words += ["--exclude", config["exclude"]]
@@ -96,22 +102,28 @@ def _flags(config: Mapping[str, Any]) -> list[str]:
 def reader_of(manifest: Manifest, *, directory: str, split: str) -> str:
     """Returns a Python program that reads a batch with tpufeed's reader."""
     resize = "" if manifest.image_size else ", resize=(224, 224)"
+    labelled = manifest.label_kind != "none"
+    names, shown = ("images, labels", ", labels.numpy()") if labelled else ("images", "")
     return f"""\
 from pipeline.dataset import open_dataset
 
 batches = open_dataset({_literal(directory)}, split={_literal(split)}, batch_size=32{resize})
-for images, labels in batches.take(1):
-    print(images.shape, labels.numpy())
+for {names} in batches.take(1):
+    print(images.shape{shown})
 """
 
 
 def plain_reader_of(manifest: Manifest, *, directory: str, split: str) -> str:
     """Returns a Python program that reads a record with TensorFlow alone."""
-    image, label = {
-        "flowers": ("image", "class"),
-        "imagenet": ("image/encoded", "image/class/label"),
-        "tfds": ("image", "label"),
-    }[manifest.schema]
+    image = {"flowers": "image", "imagenet": "image/encoded", "tfds": "image"}[manifest.schema]
+    label = CLASS_FEATURES[manifest.schema]
+    form = {
+        "one": "tf.io.FixedLenFeature([], tf.int64)",
+        "many": "tf.io.RaggedFeature(tf.int64)",
+        "none": "",
+    }[manifest.label_kind]
+    read = f'\n    "{label}": {form},' if form else ""
+    shown = f', example["{label}"].numpy()' if form else ""
     raw = manifest.encoding == "raw"
     size = '\n    "size": tf.io.FixedLenFeature([2], tf.int64),' if raw else ""
     if raw:
@@ -128,13 +140,12 @@ folder = {_literal(directory)}
 names = sorted(name for name in tf.io.gfile.listdir(folder) if name.startswith("{split}-"))
 files = [tf.io.gfile.join(folder, name) for name in names]
 spec = {{
-    "{image}": tf.io.FixedLenFeature([], tf.string),
-    "{label}": tf.io.FixedLenFeature([], tf.int64),{size}
+    "{image}": tf.io.FixedLenFeature([], tf.string),{read}{size}
 }}
 for record in tf.data.TFRecordDataset(files).take(1):
     example = tf.io.parse_single_example(record, spec)
     picture = {decode}
-    print(picture.shape, example["{label}"].numpy())
+    print(picture.shape{shown})
 """
 
 

@@ -17,6 +17,7 @@ from pipeline.messages import printable
 from pipeline.repeat import command_of, plain_reader_of, reader_of
 from pipeline.report_page import PAGE, STYLE
 from pipeline.survey import (
+    NO_CLASS,
     Content,
     Rejects,
     Survey,
@@ -206,6 +207,8 @@ def observe(
 
 def _observe_classes(manifest: Manifest) -> list[str]:
     looks = []
+    if manifest.label_kind == "none":
+        looks.append("The records have no labels")
     if len(manifest.labels) == 1:
         looks.append(f"There is one class only, {printable(manifest.labels[0])}")
     for name, split in manifest.splits.items():
@@ -219,6 +222,8 @@ def _observe_classes(manifest: Manifest) -> list[str]:
         label: sum(split.classes[label] for split in manifest.splits.values())
         for label in manifest.labels
     }
+    if not totals:
+        return looks
     small = min(manifest.labels, key=lambda label: totals[label])
     large = max(manifest.labels, key=lambda label: totals[label])
     if totals[small] and totals[large] >= _IMBALANCE * totals[small]:
@@ -236,9 +241,8 @@ def _observe_contents(survey: Survey, contents: Sequence[Content]) -> list[str]:
     if leaks := sum(len(_splits_of(content, survey)) > 1 for content in contents):
         looks.append(f"{_some(leaks, 'content')} in several splits: what is tested was trained on")
     if contents and not conflicts and not leaks:
-        looks.append(
-            f"{_some(len(contents), 'content')} under several keys, in one class and split"
-        )
+        where = "class and split" if contents[0].labels != ("",) else "split"
+        looks.append(f"{_some(len(contents), 'content')} under several keys, in one {where}")
     return looks
 
 
@@ -260,7 +264,7 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
     colors = "gray" if manifest.channels == 1 else "RGB"
     return [
         ("records", f"{manifest.records:,}"),
-        ("classes", f"{len(manifest.labels):,}"),
+        ("classes", f"{len(manifest.labels):,}" if manifest.label_kind != "none" else "no labels"),
         ("splits", f"{len(manifest.splits):,}"),
         ("shards", f"{_count_shards(manifest):,}"),
         ("size", format_bytes(total)),
@@ -314,13 +318,14 @@ def _arrange(
     cells: dict[tuple[int, str], list[Thumbnail]] = {}
     for pick, thumbnail in thumbnails.items():
         cells.setdefault((pick.class_id, pick.split), []).append(thumbnail)
-    for class_id, label in enumerate(manifest.labels):
+    unlabelled = manifest.label_kind == "none"
+    for class_id, label in [(NO_CLASS, "All")] if unlabelled else enumerate(manifest.labels):
         parts = []
         for series, (name, split) in enumerate(manifest.splits.items()):
             shown = cells.get((class_id, name), [])
-            left_out += bool(split.classes[label]) and not shown
+            records = split.records if unlabelled else split.classes[label]
+            left_out += bool(records) and not shown
             if shown:
-                records = split.classes[label]
                 parts.append(
                     {"split": name, "series": series % 6, "records": records, "thumbnails": shown}
                 )
@@ -336,7 +341,7 @@ def _draw(manifest: Manifest, survey: Survey) -> dict[str, str]:
     shards = {name: [s.bytes for s in split.shards] for name, split in manifest.splits.items()}
     shown = {label: printable(label) for label in manifest.labels}
     return {
-        "classes": plots.classes_by_split(manifest.labels, counts, shown=shown),
+        "classes": plots.classes_by_split(manifest.labels, counts, shown=shown) if shown else "",
         "sides": plots.source_sides(survey.sides),
         "aspects": plots.aspect_ratios(survey.aspects),
         "source_bytes": plots.byte_sizes(

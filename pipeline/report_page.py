@@ -127,12 +127,17 @@ style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
 
 <h2 id="classes">Classes and splits</h2>
 <div class="grid">
+{% if manifest.labels %}
 <figure class="card">{{ plots.classes }}
+{% if manifest.label_kind == "many" %}
+<figcaption>A record counts for each of its classes.</figcaption>
+{% endif %}
 {% if manifest.labels | length > most_bars %}
 <figcaption>The {{ most_bars }} largest of {{ manifest.labels | length | count }} classes.\
 </figcaption>
 {% endif %}
 </figure>
+{% endif %}
 <div class="card"><div class="scroll"><table>
 <thead><tr><th>class</th><th class="number spare">id</th>
 {% for split in splits %}

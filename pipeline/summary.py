@@ -21,7 +21,7 @@ def describe_manifest(manifest: Manifest, *, directory: str) -> str:
     size = manifest.image_size
     pictures = f"{size[1]}x{size[0]}" if size else "of varying size"
     lines = [
-        f"{directory}: {manifest.records} records, {len(manifest.labels)} classes, "
+        f"{directory}: {manifest.records} records, {_describe_classes(manifest)}, "
         f"{pictures}, {manifest.channels} channel(s), {manifest.encoding}, schema {manifest.schema}"
     ]
     splits = manifest.splits
@@ -29,6 +29,7 @@ def describe_manifest(manifest: Manifest, *, directory: str) -> str:
         manifest.labels,
         {name: split.classes for name, split in splits.items()},
         {
+            "total": {name: f"{split.records:,}" for name, split in splits.items()},
             "shards": {name: f"{len(split.shards):,}" for name, split in splits.items()},
             "MB": {name: f"{_bytes(manifest, name) / 1e6:,.1f}" for name in splits},
         },
@@ -48,7 +49,7 @@ def describe_table(
     classes: Mapping[str, Mapping[str, int]],
     more: Mapping[str, Mapping[str, str]],
 ) -> list[str]:
-    """Returns the lines of a table: a row for each label, then totals; a column for each split.
+    """Returns the lines of a table: a row for each label, then more; a column for each split.
 
     Args:
       labels: in the order of their ids.
@@ -62,10 +63,7 @@ def describe_table(
     ]
     if len(labels) > _MOST_ROWS:
         rows.append([f"... {len(labels) - _MOST_ROWS} more", *("" for _ in splits)])
-    totals = [
-        ["total", *(f"{sum(classes[s].values()):,}" for s in splits)],
-        *([name, *(cells[s] for s in splits)] for name, cells in more.items()),
-    ]
+    totals = [[name, *(cells[s] for s in splits)] for name, cells in more.items()]
     table = [["class", *splits], *rows, *totals]
     widths = [max(len(row[column]) for row in table) for column in range(len(splits) + 1)]
     widths = [widths[0], *(max(10, width) for width in widths[1:])]
@@ -76,6 +74,13 @@ def describe_table(
     rule = "  ".join(["  " + "-" * widths[0], *("-" * width for width in widths[1:])])
     below = len(lines) - len(totals)
     return [lines[0], rule, *lines[1:below], rule, *lines[below:]]
+
+
+def _describe_classes(manifest: Manifest) -> str:
+    if manifest.label_kind == "none":
+        return "no labels"
+    several = ", several a record" if manifest.label_kind == "many" else ""
+    return f"{len(manifest.labels)} classes{several}"
 
 
 def _shown(text: str) -> str:
@@ -133,6 +138,7 @@ def _summary(manifest: Manifest, directory: str, split: str | None, as_json: boo
                 "records": sum(manifest.splits[s].records for s in names),
                 "labels": manifest.labels,
                 "label_offset": manifest.label_offset,
+                "label_kind": manifest.label_kind,
                 "schema": manifest.schema,
                 "encoding": manifest.encoding,
                 "channels": manifest.channels,
@@ -214,12 +220,14 @@ def read_one(
         file.seek(row["offset"])
         framed = file.read(row["size"])
     features = parse_example(framed[12:-4])
-    parts = read_record(features, schema=manifest.schema)
+    parts = read_record(features, schema=manifest.schema, kind=manifest.label_kind)
     if parts.key != row["key"]:
         raise ValueError(
             f"{shard.name}, record {number}: its key is {parts.key!r}, index/ says {row['key']!r}: "
             "run tpufeed verify"
         )
+    if manifest.label_kind == "none":
+        del row["label"], row["class"]
     facts = {
         "split": split,
         "record": record,

@@ -22,6 +22,7 @@ SIDE_EDGES = 2.0 ** np.arange(0, 17.1, 0.25)  # pixels
 ASPECT_EDGES = 2.0 ** np.arange(-3.0625, 3.1, 0.125)  # width / height; 1 is the middle of a bin
 BYTES_EDGES = 2.0 ** np.arange(4, 36.1, 0.25)
 MEAN_BINS = 64  # each four levels of 0 to 255 wide
+NO_CLASS = -1  # in index/, of a record without labels
 MOST_LISTED = 100  # rejects of a reason, and contents under several keys
 
 _COLUMNS = (
@@ -45,7 +46,7 @@ class Pick:
 
     Attributes:
       split: its split.
-      class_id: from 0.
+      class_id: from 0; one of several; NO_CLASS where records have no labels.
       key: its key.
       shard: name of its file.
       offset: of the record in the file, in bytes.
@@ -73,7 +74,8 @@ class Survey:
       ranges: of source_width, source_height, source_bytes and size; empty without records.
       flat: records of which every pixel has the same colour.
       smaller: records whose source is less wide or less high than the picture made of it.
-      picks: records to show, split by split and class by class, in file order.
+      picks: records to show, split by split and class by class, in file order; one with several
+        classes can stand under each.
       splits_of: for every key in duplicates.jsonl, its split.
     """
 
@@ -236,27 +238,39 @@ def shares(manifest: Manifest, *, most: int, most_each: int = 12) -> dict[tuple[
         for split in manifest.splits
         if manifest.splits[split].classes[label]
     ]
+    if manifest.label_kind == "none":
+        cells = [(name, NO_CLASS) for name, split in manifest.splits.items() if split.records]
     each = min(most_each, max(1, most // max(1, len(cells))))
     return dict.fromkeys(cells[:most], each)
 
 
 def _pick(table: Any, *, split: str, shard: Shard, wants: dict[tuple[str, int], int]) -> list[Pick]:
     """Takes the first records of each class that is still wanted; counts `wants` down."""
-    classes = table["class"].to_numpy()
+    classes, places = _classes_of(table["class"])
     order = np.argsort(classes, kind="stable")
     ids, starts, counts = np.unique(classes[order], return_index=True, return_counts=True)
-    rows = []
+    rows: list[int] = []
+    taken_for: list[int] = []
     for class_id, start, count in zip(ids.tolist(), starts, counts, strict=True):
         taken = min(wants.get((split, class_id), 0), int(count))
         if taken:
             wants[split, class_id] -= taken
-            rows += order[start : start + taken].tolist()
+            rows += places[order[start : start + taken]].tolist()
+            taken_for += [class_id] * taken
     indices = pyarrow.array(rows, pyarrow.int64())
-    chosen = table.select(["class", "key", "offset", "size"]).take(indices).to_pylist()
+    chosen = table.select(["key", "offset", "size"]).take(indices).to_pylist()
     return [
-        Pick(split, row["class"], row["key"], shard.name, row["offset"], row["size"])
-        for row in chosen
+        Pick(split, class_id, row["key"], shard.name, row["offset"], row["size"])
+        for class_id, row in zip(taken_for, chosen, strict=True)
     ]
+
+
+def _classes_of(column: Any) -> tuple[Any, Any]:
+    """Returns all class ids of a column, and for each the number of its row."""
+    if not pyarrow.types.is_list(column.type):
+        return column.to_numpy(), np.arange(len(column))
+    lists = column.combine_chunks()
+    return lists.flatten().to_numpy(), pyarrow.compute.list_parent_indices(lists).to_numpy()
 
 
 def read_rejects(directory: str, manifest: Manifest) -> tuple[Rejects, ...]:

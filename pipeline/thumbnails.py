@@ -94,7 +94,8 @@ def _read_shard(directory: str, manifest: Manifest, picks: Iterable[Pick]) -> It
                 file.seek(pick.offset)
                 # A TFRecord: length uint64 and its checksum, the data, their checksum.
                 data = file.read(pick.size)[12:-4]
-                record = read_record(parse_example(data), schema=manifest.schema)
+                kind = manifest.label_kind
+                record = read_record(parse_example(data), schema=manifest.schema, kind=kind)
                 if record.key != pick.key:
                     raise DataError(f"its key is {record.key!r}")
                 yield _shrink(pick, _open_picture(record.image, record.size, manifest))

@@ -30,7 +30,7 @@ from pipeline.models import build_model
 from pipeline.transform_fn import load_transform
 from pipeline.verify import verify_dataset
 from transforms.files import is_remote, join
-from transforms.manifest import Manifest
+from transforms.manifest import Manifest, check_trainable
 
 # A tenth of a step is what better feeding could win back, and about what can be measured.
 _INPUT_BOUND = 0.1
@@ -236,7 +236,8 @@ def check_data(folders: Sequence[str]) -> list[Manifest]:
     """Returns the manifests of data sets that are whole, as far as a quick look can tell.
 
     Raises:
-      ValueError: a set has no dataset.json, or its files are not those that it names.
+      ValueError: a set has no dataset.json, its files are not those that it names, or its records
+        have not one label each.
     """
     for folder in folders:
         if is_remote(folder):
@@ -246,7 +247,9 @@ def check_data(folders: Sequence[str]) -> list[Manifest]:
             raise ValueError(
                 f"{folder}: not whole: {findings[0]}{more}: see tpufeed verify, then ingest again"
             )
-    return list(load_sources(folders).values())
+    sources = load_sources(folders)
+    check_trainable(sources)
+    return list(sources.values())
 
 
 def judge_input(epoch: Epoch) -> str:

@@ -23,9 +23,10 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from pipeline.reference import check_picture, check_sources, shorten
+from pipeline.reference import check_picture, check_sources, class_ids, shorten
 from transforms import example, files, manifest
-from transforms.manifest import Manifest, Shard
+from transforms.example import Record
+from transforms.manifest import Manifest, Shard, Split
 from transforms.records import SAME_BYTES
 from transforms.shards import SHARD_NAME, SHARD_SUFFIX, place_of, shard_of
 
@@ -33,10 +34,10 @@ DEPTHS = ("quick", "full", "deep")
 _MOST_FINDINGS_A_FILE = 10
 _CRC_MASK = 0xA282EAD8
 # The columns of index/ that something is checked by; of the lists, their elements.
-_LISTS = ("channel_sum", "channel_sum_of_squares")
+_CHANNEL_LISTS = ("channel_sum", "channel_sum_of_squares")
 _COLUMNS = {
     **dict.fromkeys(("key", "source", "label", "source_sha256"), pyarrow.string()),
-    **dict.fromkeys(("class", "offset", "size", "pixels", *_LISTS), pyarrow.int64()),
+    **dict.fromkeys(("class", "offset", "size", "pixels", *_CHANNEL_LISTS), pyarrow.int64()),
 }
 _MAGIC = {"jpeg": b"\xff\xd8\xff", "original": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
@@ -218,12 +219,26 @@ class _Checker:
         for name, split in contents.splits.items():
             total = sum(shard.records for shard in split.shards)
             self.claim(f"splits.{name}.records", total, claimed=split.records)
-            self.claim(f"splits.{name}.classes", sum(split.classes.values()), claimed=split.records)
+            self._check_class_counts(name, split)
             self.claim(f"splits.{name}.classes", list(split.classes), claimed=list(contents.labels))
             count = len(split.shards)
             expected = [f"{name}-{i:05d}-of-{count:05d}{SHARD_SUFFIX}" for i in range(count)]
             found = [shard.name for shard in split.shards]
             self.claim(f"splits.{name}.shards", expected, claimed=found)
+
+    def _check_class_counts(self, name: str, split: Split) -> None:
+        """Each record counts once; where it has several labels, once for each; or not at all."""
+        kind, counts = self.manifest.label_kind, split.classes.values()
+        if kind == "one":
+            self.claim(f"splits.{name}.classes", sum(counts), claimed=split.records)
+        elif kind == "none":
+            self.claim("labels", [], claimed=list(self.manifest.labels))
+        elif not max(counts, default=0) <= split.records <= sum(counts):
+            self.report(
+                manifest.MANIFEST,
+                f"splits.{name}.classes are {_short(dict(split.classes))}, which "
+                f"{split.records} records cannot have",
+            )
 
     def check_shard(self, split: str, shard: Shard, depth: str) -> None:
         """One file with its index."""
@@ -254,6 +269,7 @@ class _Checker:
     def _read_index(self, shard: Shard) -> list[dict[str, Any]]:
         data = files.read_file(files.join(self.directory, *_index_names(shard.name)[0].split("/")))
         table = pyarrow.parquet.read_table(io.BytesIO(data), page_checksum_verification=True)
+        lists = (*_CHANNEL_LISTS, "class") if self.manifest.label_kind == "many" else _CHANNEL_LISTS
         for name, kind in _COLUMNS.items():
             if len(table.schema.get_all_field_indices(name)) != 1:
                 raise ValueError(f"no column {name}, or two")
@@ -261,13 +277,13 @@ class _Checker:
             listed = pyarrow.types.is_list(column.type)
             values = pyarrow.compute.list_flatten(column) if listed else column
             if (
-                listed != (name in _LISTS)
+                listed != (name in lists)
                 or values.type != kind
                 or column.null_count
                 or values.null_count
             ):
                 raise ValueError(f"column {name} is {column.type}, or has gaps")
-            if name in _LISTS and len(values) != len(column) * self.manifest.channels:
+            if name in _CHANNEL_LISTS and len(values) != len(column) * self.manifest.channels:
                 raise ValueError(f"column {name} has not {self.manifest.channels} numbers a record")
         return table.to_pylist()
 
@@ -314,7 +330,8 @@ class _Checker:
                         manifest.MANIFEST,
                         f"key {row['key']!r} stands in the splits {other} and {split}",
                     )
-            counts = collections.Counter(row["label"] for row in rows)
+            split_label = contents.labelling.split
+            counts = collections.Counter(name for row in rows for name in split_label(row["label"]))
             self.claim(
                 f"splits.{split}.classes",
                 {label: counts[label] for label in contents.labels},
@@ -379,7 +396,9 @@ class _Checker:
         contents = self.manifest
         of_schema = {
             spec.name: spec
-            for spec in example.feature_specs(contents.schema, classes=len(contents.labels))
+            for spec in example.feature_specs(
+                contents.schema, classes=len(contents.labels), kind=contents.label_kind
+            )
         }
         found = {spec.name: spec for spec in contents.specs}
         for name, spec in of_schema.items():
@@ -445,19 +464,9 @@ class _ShardChecker:
         contents = self.manifest
         features = example.parse_example(payload)
         example.check_features(features, specs=contents.specs)
-        record = example.read_record(features, schema=contents.schema)
-        class_id = record.class_id - contents.label_offset
-        if not 0 <= class_id < len(contents.labels):
-            raise ValueError(
-                f"class {record.class_id} with label_offset {contents.label_offset}, there are "
-                f"{len(contents.labels)} labels"
-            )
-        label = contents.labels[class_id]
+        record = example.read_record(features, schema=contents.schema, kind=contents.label_kind)
         _agree("key", record.key, row["key"])
-        _agree("class", class_id, row["class"])
-        _agree("label of its class", label, row["label"])
-        if record.label is not None:
-            _agree("label", record.label, row["label"])
+        self._check_classes(record, features, row)
         if record.size is not None:
             _agree("height x width", record.size[0] * record.size[1], row["pixels"])
             if contents.image_size is not None and record.size != contents.image_size:
@@ -466,11 +475,35 @@ class _ShardChecker:
             raise ValueError(f"picture begins with {record.image[:8]!r}, is no {contents.encoding}")
         if contents.encoding == "raw":
             _agree("bytes of pixels", len(record.image), row["pixels"] * contents.channels)
-        if "one_hot_class" in features:
-            expected = [float(i == class_id) for i in range(len(contents.labels))]
-            _agree("one_hot_class", features["one_hot_class"][1], expected)
         if self.deep:
             check_picture(record, contents, row)
+
+    def _check_classes(
+        self, record: Record, features: Mapping[str, Any], row: Mapping[str, Any]
+    ) -> None:
+        """The record's classes and labels against dataset.json and its row."""
+        contents = self.manifest
+        ids = class_ids(record, contents)
+        names = tuple(contents.labels[class_id] for class_id in ids)
+        if contents.label_kind == "one":
+            _agree("class", ids[0], row["class"])
+            _agree("label of its class", names[0], row["label"])
+            if record.label is not None:
+                _agree("label", record.label, row["label"])
+        elif contents.label_kind == "many":
+            _agree("classes", list(ids), row["class"])
+            indexed = contents.labelling.split(row["label"])
+            _agree("labels of its classes", sorted(names), sorted(indexed))
+            if record.label is not None:
+                _agree("labels in the order of its classes", record.label, names)
+        else:
+            _agree("class, of none,", -1, row["class"])
+            _agree("label, of none,", "", row["label"])
+            if (name := example.CLASS_FEATURES[contents.schema]) in features:
+                raise ValueError(f"feature {name!r}, but by dataset.json there are no labels")
+        if "one_hot_class" in features:
+            expected = [float(i in ids) for i in range(len(contents.labels))]
+            _agree("one_hot_class", features["one_hot_class"][1], expected)
 
     def _check_order(self) -> None:
         """The plan: this shard's range of the hash, in the hash's order."""

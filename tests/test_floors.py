@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {
     "transforms.records": 0,
     "transforms.credentials": 0,
+    "transforms.labels": 0,
     "transforms.files": 1,
     "transforms.filters": 0,
     "transforms.image": 1,

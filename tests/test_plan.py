@@ -29,6 +29,7 @@ from pipeline.plan import (
 from pipeline.rehearsal import list_images
 from transforms.image import PixelPolicy
 from transforms.manifest import load_manifest
+from transforms.labels import Labelling
 from transforms.records import DataError, ImageRef, Input
 
 FLAGS = ["--image-size", "32x24", "--split", "train=0.7,validation=0.3", "--shards", "6"]
@@ -248,11 +249,17 @@ def test_the_sample_is_spread_over_the_sizes():
 
 def test_splits_in_the_order_of_dataset_json():
     refs = [ImageRef("1", "/1", "x", "zebra"), ImageRef("2", "/2", "x", "apple")]
-    assert count_classes(refs, splits=("train",)) == {
-        "train": {},
-        "apple": {"x": 1},
-        "zebra": {"x": 1},
-    }
+    classes, images = count_classes(refs, splits=("train",))
+    assert list(classes.items()) == [("train", {}), ("apple", {"x": 1}), ("zebra", {"x": 1})]
+    assert list(images.items()) == [("train", 0), ("apple", 1), ("zebra", 1)]
+
+
+def test_an_image_of_several_classes_counts_in_each():
+    refs = [ImageRef("1", "/1", "cat|dog", "train"), ImageRef("2", "/2", "dog", "train")]
+    found = count_classes(refs, splits=("train",), labelling=Labelling("many", "|"))
+    assert found == ({"train": {"cat": 1, "dog": 2}}, {"train": 2})
+    found = count_classes(refs, splits=("train",), labelling=Labelling("none"))
+    assert found == ({"train": {}}, {"train": 2})
 
 
 @pytest.mark.parametrize(

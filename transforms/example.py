@@ -11,13 +11,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from transforms.labels import ClassIds, Names
 from transforms.records import PreparedImage
 
 SCHEMAS = ("flowers", "imagenet", "tfds")
 MOST_ONE_HOT_CLASSES = 256
+# The shape of a list of any length.
+ANY_LENGTH = (-1,)
+# Where each schema keeps the class id, or the ids.
+CLASS_FEATURES = {"flowers": "class", "imagenet": "image/class/label", "tfds": "label"}
 # What an empty cell of an extra column reads as.
 DEFAULTS: dict[str, bytes | int | float] = {"bytes": b"", "int64": 0, "float": 0.0}
 
@@ -32,7 +37,7 @@ class FeatureSpec:
     Attributes:
       name: key in the Example.
       dtype: "bytes", "int64" or "float".
-      shape: () for a scalar, else the fixed shape.
+      shape: () for a scalar, (n,) for a list of n, ANY_LENGTH for a list of one value or more.
       default: what a reader takes where the feature is absent; None for a required one.
     """
 
@@ -48,21 +53,21 @@ class Record:
 
     Attributes:
       image: the encoded picture.
-      class_id: as stored, with the label offset in it.
+      class_id: as stored, with the label offset in it; a tuple of several; None without labels.
       key: the record's key.
-      label: class name, None where the schema has no place for it (tfds).
+      label: class name, or a tuple of several; None without, or without a place for it (tfds).
       size: (height, width), None where the schema has no place for it (tfds).
     """
 
     image: bytes
-    class_id: int
+    class_id: ClassIds
     key: str
-    label: str | None
+    label: Names
     size: tuple[int, int] | None
 
 
 def feature_specs(
-    schema: str, *, classes: int, extra: Iterable[FeatureSpec] = ()
+    schema: str, *, classes: int, extra: Iterable[FeatureSpec] = (), kind: str = "one"
 ) -> tuple[FeatureSpec, ...]:
     """Returns the features of every record, sorted by name.
 
@@ -70,38 +75,43 @@ def feature_specs(
       schema: one of SCHEMAS.
       classes: number of classes, for the length of one_hot_class.
       extra: what the extra columns of a CSV add.
+      kind: of the labels, one of labels.KINDS.
     """
     if schema == "flowers":
         specs = [
             FeatureSpec("image", "bytes"),
-            FeatureSpec("class", "int64"),
-            FeatureSpec("label", "bytes"),
             FeatureSpec("size", "int64", (2,)),
             FeatureSpec("key", "bytes"),
         ]
-        if classes <= MOST_ONE_HOT_CLASSES:
-            specs.append(FeatureSpec("one_hot_class", "float", (classes,)))
     elif schema == "imagenet":
-        texts = ("encoded", "format", "colorspace", "filename", "class/text")
-        numbers = ("height", "width", "channels", "class/label")
+        texts = ("encoded", "format", "colorspace", "filename")
         specs = [FeatureSpec(f"image/{name}", "bytes") for name in texts]
-        specs += [FeatureSpec(f"image/{name}", "int64") for name in numbers]
+        specs += [FeatureSpec(f"image/{name}", "int64") for name in ("height", "width", "channels")]
     else:
         assert schema == "tfds", schema
-        specs = [
-            FeatureSpec("image", "bytes"),
-            FeatureSpec("label", "int64"),
-            FeatureSpec("file_name", "bytes"),
-        ]
+        specs = [FeatureSpec("image", "bytes"), FeatureSpec("file_name", "bytes")]
+    if kind != "none":
+        specs += _class_specs(schema, classes, () if kind == "one" else ANY_LENGTH)
     return tuple(sorted([*specs, *extra], key=lambda spec: spec.name))
+
+
+def _class_specs(schema: str, classes: int, shape: tuple[int, ...]) -> list[FeatureSpec]:
+    specs = [FeatureSpec(CLASS_FEATURES[schema], "int64", shape)]
+    if schema == "imagenet":
+        specs.append(FeatureSpec("image/class/text", "bytes", shape))
+    if schema == "flowers":
+        specs.append(FeatureSpec("label", "bytes", shape))
+        if classes <= MOST_ONE_HOT_CLASSES:
+            specs.append(FeatureSpec("one_hot_class", "float", (classes,)))
+    return specs
 
 
 def make_features(
     image: PreparedImage,
     *,
     key: str,
-    label: str,
-    class_id: int,
+    label: Names,
+    class_id: ClassIds,
     schema: str,
     classes: int,
     label_offset: int = 0,
@@ -112,25 +122,21 @@ def make_features(
     Args:
       image: the picture and its facts.
       key: the record's key; UTF-8.
-      label: class name.
-      class_id: from 0; `label_offset` is added to what is stored.
+      label: class name, those of several classes by id, or None for a record without labels.
+      class_id: from 0, likewise; `label_offset` is added to what is stored.
       schema: one of SCHEMAS.
       classes: number of classes.
       label_offset: 1 leaves room for a background class.
       extra: further features, one value each.
     """
     height, width = image.geometry.height, image.geometry.width
-    stored, name = class_id + label_offset, key.encode()
+    name = key.encode()
     if schema == "flowers":
         features: dict[str, list[Any]] = {
             "image": [image.data],
-            "class": [stored],
-            "label": [label.encode()],
             "size": [height, width],
             "key": [name],
         }
-        if classes <= MOST_ONE_HOT_CLASSES:
-            features["one_hot_class"] = [float(i == class_id) for i in range(classes)]
     elif schema == "imagenet":
         features = {
             "image/encoded": [image.data],
@@ -140,12 +146,27 @@ def make_features(
             "image/channels": [image.channels],
             "image/colorspace": [b"RGB" if image.channels == 3 else b"Grayscale"],
             "image/filename": [name],
-            "image/class/label": [stored],
-            "image/class/text": [label.encode()],
         }
     else:
-        features = {"image": [image.data], "label": [stored], "file_name": [name]}
+        features = {"image": [image.data], "file_name": [name]}
+    if label is not None and class_id is not None:
+        ids = (class_id,) if isinstance(class_id, int) else class_id
+        names = (label,) if isinstance(label, str) else label
+        features.update(_class_features(schema, classes, ids, names, label_offset))
     features.update({feature: [value] for feature, value in extra})
+    return features
+
+
+def _class_features(
+    schema: str, classes: int, ids: Sequence[int], names: Sequence[str], label_offset: int
+) -> dict[str, list[Any]]:
+    features: dict[str, list[Any]] = {CLASS_FEATURES[schema]: [i + label_offset for i in ids]}
+    if schema == "imagenet":
+        features["image/class/text"] = [name.encode() for name in names]
+    if schema == "flowers":
+        features["label"] = [name.encode() for name in names]
+        if classes <= MOST_ONE_HOT_CLASSES:
+            features["one_hot_class"] = [float(i in ids) for i in range(classes)]
     return features
 
 
@@ -257,30 +278,47 @@ def check_features(
             continue
         dtype, values = features[spec.name]
         length = spec.shape[0] if spec.shape else 1
-        if dtype != spec.dtype or len(values) != length:
+        fits = len(values) == length if spec.shape != ANY_LENGTH else len(values) > 0
+        if dtype != spec.dtype or not fits:
+            wanted = length if spec.shape != ANY_LENGTH else "1 or more"
             raise ValueError(
                 f"feature {spec.name!r} holds {len(values)} x {dtype}, "
-                f"must be {length} x {spec.dtype}"
+                f"must be {wanted} x {spec.dtype}"
             )
 
 
-def read_record(features: Mapping[str, tuple[str, list[Any]]], *, schema: str) -> Record:
-    """Returns the parts that every schema has, from what `parse_example` returned."""
+def read_record(
+    features: Mapping[str, tuple[str, list[Any]]], *, schema: str, kind: str = "one"
+) -> Record:
+    """Returns the parts that every schema has, from what `parse_example` returned.
+
+    Args:
+      features: of the record.
+      schema: one of SCHEMAS.
+      kind: of the labels, one of labels.KINDS.
+    """
 
     def value(name: str) -> Any:
         return features[name][1][0]
 
+    def of_class(name: str) -> Any:
+        if kind == "none":
+            return None
+        values = [v.decode() if isinstance(v, bytes) else v for v in features[name][1]]
+        return tuple(values) if kind == "many" else values[0]
+
+    class_id = of_class(CLASS_FEATURES[schema])
     if schema == "flowers":
         height, width = features["size"][1]
-        label = value("label").decode()
-        return Record(value("image"), value("class"), value("key").decode(), label, (height, width))
+        label, key = of_class("label"), value("key").decode()
+        return Record(value("image"), class_id, key, label, (height, width))
     if schema == "imagenet":
         return Record(
             value("image/encoded"),
-            value("image/class/label"),
+            class_id,
             value("image/filename").decode(),
-            value("image/class/text").decode(),
+            of_class("image/class/text"),
             (value("image/height"), value("image/width")),
         )
     assert schema == "tfds", schema
-    return Record(value("image"), value("label"), value("file_name").decode(), None, None)
+    return Record(value("image"), class_id, value("file_name").decode(), None, None)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from transforms import files
+from transforms.labels import ONE_LABEL, Labelling
 from transforms.records import DataError, Grouping, ImageRef, Input, Reject, Skipped
 
 _LOGGER = logging.getLogger(__name__)
@@ -76,9 +77,9 @@ def is_system_file(name: str) -> bool:
 
 
 def list_glob(
-    source: Input, *, root: str, grouping: Grouping
+    source: Input, *, root: str, grouping: Grouping, labelling: Labelling = ONE_LABEL
 ) -> Iterator[ImageRef | Reject | Skipped]:
-    """Lists one pattern: the label is the parent folder's name.
+    """Lists one pattern: the label is the parent folder's name, where there are labels.
 
     Raises:
       DataError: nothing matches, or the pattern is a folder.
@@ -88,13 +89,14 @@ def list_glob(
     for path, size, problem in match_files(source.pattern):
         matched = True
         key = key_of(path, root=root)
-        label = posixpath.basename(posixpath.dirname(path))
+        label = posixpath.basename(posixpath.dirname(path)) * (labelling.kind != "none")
         if is_system_file(path.removeprefix(folder).removeprefix("/")):
             yield Skipped(path)
         elif problem:
             yield Reject(key, path, label, *problem)
         else:
-            yield check_names(ImageRef(key, path, label, source.split, size=size), grouping)
+            ref = ImageRef(key, path, label, source.split, size=size)
+            yield check_names(ref, grouping, labelling)
     if not matched:
         raise DataError(nothing_matches(source.pattern))
 
@@ -244,12 +246,20 @@ def key_of(path: str, *, root: str) -> str:
     return path.removeprefix(prefix)
 
 
-def check_names(ref: ImageRef, grouping: Grouping) -> ImageRef | Reject:
-    """Returns the ref with its group, or a reject where a name cannot stand in a record."""
+def check_names(
+    ref: ImageRef, grouping: Grouping, labelling: Labelling = ONE_LABEL
+) -> ImageRef | Reject:
+    """Returns the ref with its group, or a reject where a name cannot stand in a record.
+
+    Args:
+      ref: with its label as the folder or the CSV has it.
+      grouping: what the split is hashed by.
+      labelling: how the label is read.
+    """
     for what, text in (("key", ref.key), ("path", ref.path), ("label", ref.label)):
         problem = ""
         if not text:
-            problem = "is empty"
+            problem = "is empty" * (what != "label" or labelling.kind != "none")
         elif _CONTROL.search(text):
             problem = "holds control characters"
         else:
@@ -259,5 +269,11 @@ def check_names(ref: ImageRef, grouping: Grouping) -> ImageRef | Reject:
                 problem = "is not UTF-8"
         if problem:
             return Reject(ref.key, ref.path, ref.label, "bad_name", f"the {what} {problem}")
+    try:
+        label = labelling.read(ref.label)
+    except ValueError as error:
+        return Reject(ref.key, ref.path, ref.label, "bad_name", f"the label {error}")
     group = ref.group or grouping.group_of(ref.key)
-    return dataclasses.replace(ref, group=group) if group else ref
+    if group or label != ref.label:
+        return dataclasses.replace(ref, group=group, label=label)
+    return ref

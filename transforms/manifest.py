@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from transforms import example, files
+from transforms.labels import Labelling
 from transforms.records import ShardSummary
 from transforms.shards import SHARD_NAME, SHARD_SUFFIX, SPLIT_NAME
 
@@ -19,9 +20,11 @@ MANIFEST = "dataset.json"
 REJECTS = "rejects.jsonl"
 DUPLICATES = "duplicates.jsonl"
 # What several data sets must have in common to be read as one.
-ALIKE = ("schema", "labels", "image_size", "channels", "encoding")
+ALIKE = ("schema", "label_kind", "labels", "image_size", "channels", "encoding")
 INDEX_FOLDER = "index"
 FORMAT = 1
+# In the configuration of a set with several labels a record.
+_SEPARATOR = "label_separator"
 # What may differ between two runs that made the same data.
 _NOT_IN_FINGERPRINT = ("tpufeed", "libraries", "config", "fingerprint")
 
@@ -85,6 +88,42 @@ class Manifest:
             )
             for name, spec in sorted(self.features.items())
         )
+
+    @property
+    def label_kind(self) -> str:
+        """How many labels a record has, by `features`: one of labels.KINDS."""
+        return _label_kind(self.schema, self.features)
+
+    @property
+    def labelling(self) -> Labelling:
+        """How the labels in index/ are to be read."""
+        kind = self.label_kind
+        return Labelling(kind, self.config[_SEPARATOR] if kind == "many" else "")
+
+
+def _label_kind(schema: str, features: Mapping[str, Mapping[str, Any]]) -> str:
+    feature = features.get(example.CLASS_FEATURES[schema])
+    if feature is None:
+        return "none"
+    return "many" if tuple(feature["shape"]) == example.ANY_LENGTH else "one"
+
+
+def check_trainable(sources: Mapping[str, Manifest]) -> None:
+    """Sees to it that every record has one label, which is what the models here learn.
+
+    Args:
+      sources: manifests by folder.
+
+    Raises:
+      ValueError: names the folder and what reads it instead.
+    """
+    for folder, contents in sources.items():
+        if contents.label_kind != "one":
+            have = {"many": "several labels each", "none": "no labels"}[contents.label_kind]
+            raise ValueError(
+                f"--data {folder}: the records have {have}, and tpufeed train learns one class "
+                "for each; read the set with open_dataset instead, as docs/labels.md shows"
+            )
 
 
 def fingerprint(document: Mapping[str, Any]) -> str:
@@ -254,6 +293,10 @@ def _kinds(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, Callable[[An
         yield f"splits.{name}", split, _is_split
         for number, shard in enumerate(split["shards"]):
             yield f"splits.{name}.shards[{number}]", shard, functools.partial(_is_shard, name)
+    if _label_kind(document["schema"], document["features"]) == "many":
+        # Without it nothing in index/ could be told apart.
+        separator = document["config"].get(_SEPARATOR)
+        yield f"config.{_SEPARATOR}", separator, lambda value: _is_text(value) and value != ""
 
 
 def _short(value: Any) -> str:
@@ -292,7 +335,7 @@ def _is_feature(value: Any) -> bool:
     return (
         _is_text(dtype)
         and dtype in kinds
-        and _is_list(value["shape"], _is_count)
+        and (_is_list(value["shape"], _is_count) or value["shape"] == list(example.ANY_LENGTH))
         and len(value["shape"]) <= 1
         and (default is None or type(default) is kinds[dtype])
     )

@@ -19,6 +19,7 @@ from transforms.filters import SizeFilter
 from transforms.globs import read_problem
 from transforms.idx import read_idx
 from transforms.image import PixelPolicy, prepare_image
+from transforms.labels import ClassIds, Labelling
 from transforms.records import DataError, Exclusions, ImageError, ImageRef, PreparedImage, Reject
 
 # No picture may be lost to them.
@@ -39,6 +40,7 @@ class RecordPolicy:
       label_offset: added to the class id that is stored.
       filters: which sources are left out.
       exif: which features are taken from EXIF, of exif.EXIF_NAMES.
+      labelling: how labels name classes.
     """
 
     pixels: PixelPolicy
@@ -46,6 +48,7 @@ class RecordPolicy:
     label_offset: int = 0
     filters: SizeFilter = SizeFilter()
     exif: tuple[str, ...] = ()
+    labelling: Labelling = Labelling()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,7 @@ class PreparedRecord:
       ref: where it came from.
       example: the serialized tf.train.Example.
       image: the picture, without its bytes.
-      class_id: from 0.
+      class_id: from 0; several of them, or None, by the policy's labelling.
       source_sha256: of the source's bytes, in hex.
       source_bytes: length of the source.
     """
@@ -64,7 +67,7 @@ class PreparedRecord:
     ref: ImageRef
     example: bytes
     image: PreparedImage
-    class_id: int
+    class_id: ClassIds
     source_sha256: str
     source_bytes: int
 
@@ -144,11 +147,11 @@ def prepare_record(
         policy=policy.pixels,
         orientation=image.geometry.orientation,
     )
-    class_id = labels[ref.label]
+    names, class_id = policy.labelling.look_up(ref.label, labels)
     features = make_features(
         image,
         key=ref.key,
-        label=ref.label,
+        label=names,
         class_id=class_id,
         schema=policy.schema,
         classes=len(labels),

@@ -14,6 +14,7 @@ import apache_beam as beam
 from apache_beam import pvalue
 
 from transforms import files, progress
+from transforms.labels import ONE_LABEL, Labelling
 from transforms.prepare import read_source
 from transforms.records import DataError, Exclusions, ImageError, ImageRef, Reject
 
@@ -29,13 +30,20 @@ def parse_exclusions(data: bytes) -> Exclusions:
 
 
 def screen_image(
-    ref: ImageRef, exclusions: Exclusions, *, known: frozenset[str] | None
+    ref: ImageRef,
+    exclusions: Exclusions,
+    *,
+    known: frozenset[str] | None,
+    labelling: Labelling = ONE_LABEL,
 ) -> ImageRef | Reject:
-    """Returns the ref, or a reject where its key is excluded or its label is not known."""
+    """Returns the ref, or a reject where its key is excluded or a label of it is not known."""
     if ref.key in exclusions.keys:
         return exclusions.reject_key(ref.key)
-    if known is not None and ref.label not in known:
-        return Reject(ref.key, ref.source, ref.label, "unknown_label", "not in --class-names")
+    unknown = () if known is None else [n for n in labelling.split(ref.label) if n not in known]
+    if unknown:
+        which = f"{', '.join(map(repr, unknown))}: " if labelling.kind == "many" else ""
+        detail = f"{which}not in --class-names"
+        return Reject(ref.key, ref.source, ref.label, "unknown_label", detail)
     return ref
 
 
@@ -75,6 +83,7 @@ class ScreenImages(beam.PTransform):
 
     exclude: str | None
     known: frozenset[str] | None
+    labelling: Labelling = ONE_LABEL
 
     def expand(self, listed: dict[str, beam.PCollection]) -> dict[str, Any]:
         """Reads the file of exclusions in the graph: it may be long."""
@@ -107,7 +116,7 @@ class ScreenImages(beam.PTransform):
         return keys, pvalue.AsSingleton(complete)
 
     def _screen(self, ref: ImageRef, exclusions: Exclusions) -> Iterator[Any]:
-        item = screen_image(ref, exclusions, known=self.known)
+        item = screen_image(ref, exclusions, known=self.known, labelling=self.labelling)
         yield item if isinstance(item, ImageRef) else pvalue.TaggedOutput("Reject", (ref, item))
 
 

@@ -15,6 +15,7 @@ from apache_beam import pvalue
 
 from transforms.globs import list_glob
 from transforms.idx import list_idx
+from transforms.labels import ONE_LABEL, Labelling
 from transforms.records import DataError, Grouping, ImageRef, Input, Reject, Skipped
 from transforms.shards import stable_hash
 from transforms.tables import Columns, list_csv
@@ -37,12 +38,14 @@ class ListImages(beam.PTransform):
       grouping: what the split is hashed by.
       reserved: names that a CSV's extra columns must not have.
       repeated: whether a key may be listed twice, see `may_repeat`.
+      labelling: how labels are read.
     """
 
     root: str
     grouping: Grouping
     reserved: tuple[str, ...] = ()
     repeated: bool = True
+    labelling: Labelling = ONE_LABEL
 
     def expand(self, inputs: beam.PCollection[Input]) -> dict[str, beam.PCollection]:
         """Lists, then brings each key together to drop what was matched twice."""
@@ -69,7 +72,13 @@ class ListImages(beam.PTransform):
 
     def _list(self, source: Input) -> Iterator[Any]:
         return _tagged(
-            list_input(source, root=self.root, grouping=self.grouping, reserved=self.reserved)
+            list_input(
+                source,
+                root=self.root,
+                grouping=self.grouping,
+                reserved=self.reserved,
+                labelling=self.labelling,
+            )
         )
 
 
@@ -79,14 +88,19 @@ def may_repeat(inputs: Sequence[Input]) -> bool:
 
 
 def list_input(
-    source: Input, *, root: str, grouping: Grouping, reserved: Iterable[str] = ()
+    source: Input,
+    *,
+    root: str,
+    grouping: Grouping,
+    reserved: Iterable[str] = (),
+    labelling: Labelling = ONE_LABEL,
 ) -> Iterator[Listed]:
     """Lists one --input, whatever its kind."""
     if source.kind == "csv":
-        return list_csv(source, grouping=grouping, reserved=reserved)
+        return list_csv(source, grouping=grouping, reserved=reserved, labelling=labelling)
     if source.kind == "idx":
         return list_idx(source)
-    return list_glob(source, root=root, grouping=grouping)
+    return list_glob(source, root=root, grouping=grouping, labelling=labelling)
 
 
 def _with_bucket(item: ImageRef | Reject | Skipped) -> tuple[int, bytes]:

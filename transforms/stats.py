@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import apache_beam as beam
 
 from transforms.image import PixelPolicy, estimate_bytes
+from transforms.labels import ONE_LABEL, Labelling, label_order
 from transforms.records import DataError, ImageRef
 from transforms.shards import SplitSize, Weights, plan_shards, split_of
 
 K = TypeVar("K")
-Sizes = dict[tuple[str, str], SplitSize]  # by split and label
+Sizes = dict[tuple[str, str], SplitSize]  # by split and label, "" for all labels and for none
 
 _NO_IMAGES = SplitSize(0, 0)
-
-
-def label_order(label: str) -> tuple[int, int, str]:
-    """Sorts whole numbers by value, everything else by code point, whole numbers first."""
-    if label.isdecimal() and label.isascii():
-        return 0, int(label), label
-    return 1, 0, label
 
 
 def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
@@ -94,10 +88,20 @@ def digest_ref(ref: ImageRef) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
 
 
-def size_image(ref: ImageRef, *, pixels: PixelPolicy) -> tuple[tuple[str, str], SplitSize]:
-    """Returns what one image, which knows its split, adds to its split and label."""
+def size_image(
+    ref: ImageRef, *, pixels: PixelPolicy, labelling: Labelling = ONE_LABEL
+) -> Iterator[tuple[tuple[str, str], SplitSize]]:
+    """Yields what one image, which knows its split, adds to its split and label.
+
+    Where a label names several classes the image counts under "", and each class is only named:
+    there may be as many sets of classes as images.
+    """
+    many = labelling.kind == "many"
     size = estimate_bytes(ref.size, policy=pixels)
-    return (ref.split, ref.label), SplitSize(1, size, digest_ref(ref))
+    yield (ref.split, "" if many else ref.label), SplitSize(1, size, digest_ref(ref))
+    if many:
+        for label in labelling.split(ref.label):
+            yield (ref.split, label), _NO_IMAGES
 
 
 @dataclasses.dataclass
@@ -105,12 +109,14 @@ class CountImages(beam.PTransform):
     """Images that know their split -> one {(split, label): SplitSize}."""
 
     pixels: PixelPolicy
+    labelling: Labelling = ONE_LABEL
 
     def expand(self, refs: beam.PCollection[ImageRef]) -> beam.PCollection[Sizes]:
         """One combination for labels and shards: each costs local runners a tenth of a second."""
         return (
             refs
-            | "EstimateBytes" >> beam.Map(size_image, pixels=self.pixels)
+            | "EstimateBytes"
+            >> beam.FlatMap(size_image, pixels=self.pixels, labelling=self.labelling)
             | "SumSizes" >> beam.CombineGlobally(SumSizes())
         )
 
@@ -126,7 +132,8 @@ class DecideLabels(beam.PTransform):
         return sizes | "DecideLabels" >> beam.Map(self._decide)
 
     def _decide(self, sizes: Sizes) -> tuple[str, ...]:
-        return decide_labels((label for _, label in sizes), known=self.known)
+        # Only what has no label, or counts for several, is counted under "".
+        return decide_labels((label for _, label in sizes if label), known=self.known)
 
 
 def assign_split(ref: ImageRef, *, weights: Weights, seed: int, explicit: bool) -> ImageRef:

@@ -20,6 +20,7 @@ from transforms.globs import (
     nothing_matches,
     split_pattern,
 )
+from transforms.labels import ONE_LABEL, Labelling
 from transforms.records import DataError, Grouping, ImageRef, Input, Reject, Skipped
 from transforms.shards import SPLIT_NAME
 
@@ -40,13 +41,20 @@ class Columns:
 Row = ImageRef | Reject | Columns | Skipped
 
 
-def list_csv(source: Input, *, grouping: Grouping, reserved: Iterable[str]) -> Iterator[Row]:
+def list_csv(
+    source: Input,
+    *,
+    grouping: Grouping,
+    reserved: Iterable[str],
+    labelling: Labelling = ONE_LABEL,
+) -> Iterator[Row]:
     """Lists the rows of every CSV file that the pattern matches.
 
     Args:
       source: a pattern that ends in .csv.
       grouping: what the split is hashed by.
       reserved: names that extra columns cannot have, since the schema has them.
+      labelling: how the column label is read; "none" allows no such column.
 
     Raises:
       DataError: a header or a cell is wrong; names the file and the line.
@@ -60,12 +68,14 @@ def list_csv(source: Input, *, grouping: Grouping, reserved: Iterable[str]) -> I
         elif problem:
             raise DataError(f"{path}: {problem[1]}")
         else:
-            yield from _read_csv(path, source.split, grouping, frozenset(reserved))
+            yield from _read_csv(path, source.split, grouping, frozenset(reserved), labelling)
     if not matched:
         raise DataError(nothing_matches(source.pattern))
 
 
-def _read_csv(path: str, split: str, grouping: Grouping, reserved: frozenset[str]) -> Iterator[Row]:
+def _read_csv(
+    path: str, split: str, grouping: Grouping, reserved: frozenset[str], labelling: Labelling
+) -> Iterator[Row]:
     try:
         with files.open_file(path) as binary:
             # utf-8-sig: spreadsheets write a byte order mark, which would hide the first column.
@@ -73,7 +83,7 @@ def _read_csv(path: str, split: str, grouping: Grouping, reserved: frozenset[str
             lines = iter(lambda: text.readline(_MOST_CHARACTERS), "")
             reader = csv.reader(_sound_lines(lines, path), strict=True)
             line = 1  # where the row begins; it may end further down
-            header = _parse_header(next(reader, []), path, split, grouping, reserved)
+            header = _parse_header(next(reader, []), path, split, grouping, reserved, labelling)
             yield Columns(path, header.specs)
             line = reader.line_num + 1
             for cells in reader:
@@ -120,6 +130,7 @@ class _Header:
     specs: tuple[FeatureSpec, ...]
     split: str
     grouping: Grouping
+    labelling: Labelling
 
     def read_row(self, cells: list[str], *, where: str) -> Row:
         if len(cells) != len(self.names):
@@ -139,24 +150,32 @@ class _Header:
         features = tuple(_parse_cell(row[spec.name], spec, where) for spec in self.specs)
         path = resolve_cell(row["path"], posixpath.dirname(self.path))
         group = row[by_column] if by_column else ""
-        ref = ImageRef(key, path, row["label"], split, group, features=features)
-        return check_names(ref, self.grouping)
+        ref = ImageRef(key, path, row.get("label", ""), split, group, features=features)
+        return check_names(ref, self.grouping, self.labelling)
 
 
 def _parse_header(
-    cells: list[str], path: str, split: str, grouping: Grouping, reserved: frozenset[str]
+    cells: list[str],
+    path: str,
+    split: str,
+    grouping: Grouping,
+    reserved: frozenset[str],
+    labelling: Labelling,
 ) -> _Header:
     if len(cells) > _MOST_COLUMNS:
         raise DataError(f"{path}: {len(cells)} columns, allowed are up to {_MOST_COLUMNS}")
     pairs = [cell.strip().partition(":") for cell in cells]
     names = tuple(name for name, _, _ in pairs)
-    for name in ("path", "label"):
+    needed = ("path",) if labelling.kind == "none" else ("path", "label")
+    for name in needed:
         if name not in names:
             header = _short(",".join(cells[:20]))
             raise DataError(
                 f"{path}: no column {name!r} in the header {header!r}; needed is "
-                "path,label[,split][,key][,more]"
+                f"{','.join(needed)}[,split][,key][,more]"
             )
+    if labelling.kind == "none" and "label" in names:
+        raise DataError(f"--unlabelled: {path} has a column label: drop the column, or the flag")
     for name in names:
         if not name:
             raise DataError(f"{path}: a column has no name: name each column")
@@ -175,7 +194,7 @@ def _parse_header(
         )
     specs = (_column_spec(name, type_, path, reserved) for name, _, type_ in pairs)
     extra = tuple(sorted((spec for spec in specs if spec), key=lambda spec: spec.name))
-    return _Header(path, names, extra, split, grouping)
+    return _Header(path, names, extra, split, grouping, labelling)
 
 
 def _column_spec(name: str, type_: str, path: str, reserved: frozenset[str]) -> FeatureSpec | None:

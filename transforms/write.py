@@ -31,6 +31,7 @@ from transforms import files, progress, resume
 from transforms.decoders import Outcome, Task, prepare_images
 from transforms.example import FeatureSpec, feature_specs
 from transforms.exif import exif_specs
+from transforms.labels import ONE_LABEL, Labelling
 from transforms.manifest import (
     DUPLICATES,
     INDEX_FOLDER,
@@ -80,6 +81,14 @@ INDEX_SCHEMA = pyarrow.schema(
 )
 
 
+def index_schema(labelling: Labelling) -> pyarrow.Schema:
+    """Returns the columns of index/: `class` is a list where a record has several labels."""
+    if labelling.kind != "many":
+        return INDEX_SCHEMA
+    number = INDEX_SCHEMA.get_field_index("class")
+    return INDEX_SCHEMA.set(number, pyarrow.field("class", pyarrow.list_(pyarrow.int64())))
+
+
 def treat_copies(ref: ImageRef, result: Outcome, *, exclusions: Exclusions) -> Iterator[Outcome]:
     """Yields what became of an image, then a reject for each copy that was dropped for it.
 
@@ -116,12 +125,15 @@ def _read_ahead(ref: ImageRef) -> tuple[ImageRef, Source | Reject | None]:
 
 
 def index_row(record: PreparedRecord, *, offset: int, size: int) -> dict[str, Any]:
-    """Returns the record's row of index/<shard>.parquet; offset and size in bytes, with framing."""
+    """Returns the record's row of index/<shard>.parquet; offset and size in bytes, with framing.
+
+    `class` is -1 for a record without labels.
+    """
     return {
         "key": record.ref.key,
         "source": record.ref.source,
         "label": record.ref.label,
-        "class": record.class_id,
+        "class": -1 if record.class_id is None else record.class_id,
         "source_sha256": record.source_sha256,
         "source_bytes": record.source_bytes,
         "source_width": record.image.geometry.source_width,
@@ -135,10 +147,16 @@ def index_row(record: PreparedRecord, *, offset: int, size: int) -> dict[str, An
 
 
 def summarize_rows(
-    rows: Sequence[Mapping[str, Any]], *, key: ShardKey, name: str, channels: int, digest: str
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    key: ShardKey,
+    name: str,
+    channels: int,
+    digest: str,
+    labelling: Labelling = ONE_LABEL,
 ) -> ShardSummary:
     """Returns the shard's summary from its index rows and the file's sha256."""
-    classes = collections.Counter(row["label"] for row in rows)
+    classes = collections.Counter(label for row in rows for label in labelling.split(row["label"]))
 
     def total(column: str) -> tuple[int, ...]:
         return tuple(sum(row[column][c] for row in rows) for c in range(channels))
@@ -326,7 +344,7 @@ class WriteShards(beam.io.WriteToTFRecord):
                     yield pvalue.TaggedOutput("Content", (digest, (copy.key, copy.label)))
         finally:
             self._sink.close(tally)
-        write_index(self._output, name, rows)
+        write_index(self._output, name, rows, labelling=self._policy.labelling)
         files.rename(temporary, files.join(self._output, name + SHARD_SUFFIX))
         yield summarize_rows(
             rows,
@@ -334,6 +352,7 @@ class WriteShards(beam.io.WriteToTFRecord):
             name=name,
             channels=self._policy.pixels.channels,
             digest=tally.hexdigest(),
+            labelling=self._policy.labelling,
         )
 
     def _shard_name(self, key: ShardKey) -> str:
@@ -372,13 +391,19 @@ def place_image(
             yield (split, index, count), b""
 
 
-def write_index(folder: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_index(
+    folder: str,
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    labelling: Labelling = ONE_LABEL,
+) -> None:
     """Writes index/<name>.parquet, and index/<name>.idx in NVIDIA DALI's form.
 
     The .idx has a line `offset size` for each record, in bytes, framing included, as
     DALI's tfrecord2idx writes it.
     """
-    table = pyarrow.Table.from_pylist(list(rows), schema=INDEX_SCHEMA)
+    table = pyarrow.Table.from_pylist(list(rows), schema=index_schema(labelling))
     buffer = io.BytesIO()
     # Page checksums: a damaged index is told from a right one before its numbers are used.
     pyarrow.parquet.write_table(table, buffer, write_page_checksum=True)
@@ -553,8 +578,9 @@ def make_manifest(
     """Returns the manifest of a data set whose shards are all written."""
     mean, std = moments_of_training(summaries)
     pixels, schema = header.policy.pixels, header.policy.schema
+    kind = header.policy.labelling.kind
     extra = (*merge_columns(columns), *exif_specs(header.policy.exif))
-    specs = feature_specs(schema, classes=len(labels), extra=extra)
+    specs = feature_specs(schema, classes=len(labels), extra=extra, kind=kind)
     return Manifest(
         tpufeed=header.tpufeed,
         libraries=library_versions(),
