@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NoReturn
 
@@ -906,18 +906,8 @@ def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
         raise UsageError("--new-classes append: needs --class-names, to append to")
     inputs = tuple(map(_parse_input, args.input))
     defaults = _IDX_DEFAULTS if all(s.kind == "idx" for s in inputs) else _DEFAULTS
-    width, height = _parse_image_size(args.image_size or defaults["image_size"])
     try:
-        pixels = PixelPolicy(
-            width=width,
-            height=height,
-            mode=args.resize_mode,
-            channels=defaults["channels"] if args.channels is None else args.channels,
-            encoding=args.encoding or defaults["encoding"],
-            quality=args.quality,
-            background=_parse_background(args.background),
-            max_pixels=args.max_pixels,
-        )
+        pixels = _parse_pixels(args, defaults)
         weights = _parse_weights(args.split or "train=1")
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -939,6 +929,20 @@ def make_ingest_config(args: argparse.Namespace) -> IngestConfig:
         max_aspect_ratio=_parse_ratio(args.max_aspect_ratio),
         exif=tuple(args.exif.split(",")) if args.exif is not None else (),
         **{name: getattr(args, name) for name in same},
+    )
+
+
+def _parse_pixels(args: argparse.Namespace, defaults: Mapping[str, Any]) -> PixelPolicy:
+    width, height = _parse_image_size(args.image_size or defaults["image_size"])
+    return PixelPolicy(
+        width=width,
+        height=height,
+        mode=args.resize_mode,
+        channels=defaults["channels"] if args.channels is None else args.channels,
+        encoding=args.encoding or defaults["encoding"],
+        quality=args.quality,
+        background=_parse_background(args.background),
+        max_pixels=args.max_pixels,
     )
 
 

@@ -128,8 +128,10 @@ def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
         found.append("--exclude: other contents")
     for name, old, new in _differing(before, now, "images"):
         counts = [size[0] if size else 0 for size in (old, new)]
-        where = "/".join(json.loads(name))
-        if counts[0] != counts[1]:
+        where = "/".join(filter(None, json.loads(name)))
+        if not any(counts):  # one of several labels an image, of which the images are not counted
+            found.append(f"{where}: no such label {'then' if old is None else 'now'}")
+        elif counts[0] != counts[1]:
             found.append(f"{where}: {counts[0]} images then, {counts[1]} now")
         else:
             found.append(f"{where}: {counts[0]} images, of other names, sizes or contents")
