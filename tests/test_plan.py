@@ -28,8 +28,8 @@ from pipeline.plan import (
 )
 from pipeline.rehearsal import list_images
 from transforms.image import PixelPolicy
-from transforms.manifest import load_manifest
 from transforms.labels import Labelling
+from transforms.manifest import load_manifest
 from transforms.records import DataError, ImageRef, Input
 
 FLAGS = ["--image-size", "32x24", "--split", "train=0.7,validation=0.3", "--shards", "6"]
