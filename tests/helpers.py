@@ -1,11 +1,22 @@
 """Pictures drawn in memory, and the command line called on them."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from pipeline.__main__ import main
+
+# Runs a command that interrupts reach. Whoever runs the tests in the background has them ignore
+# interrupts, and all they start; and what `preexec_fn` would do runs after a fork, where gRPC, if
+# this process has used it, starts its threads anew, and now and then aborts the child.
+INTERRUPTIBLE = [
+    sys.executable,
+    "-c",
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.argv[1], sys.argv[1:])",
+]
 
 
 def draw(path: Path, *, seed: int, size=(60, 40), format=None, **save) -> None:

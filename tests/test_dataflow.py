@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from dataflow_service import DataflowService, Refused, check_job, parse_job
-from helpers import ingest
+from helpers import INTERRUPTIBLE, ingest
 from terminal import on_terminal, screen
 
 from pipeline.config import UsageError
@@ -41,15 +41,13 @@ KNOWN |= {"SERVICE_ACCOUNT", "NETWORK", "SUBNETWORK", "PUBLIC_IPS", "FLEXRS"}
 def start(*words: str, **values: str) -> subprocess.Popen[str]:
     inherited = {name: value for name, value in os.environ.items() if name not in KNOWN}
     return subprocess.Popen(
-        [SCRIPT, *words],
+        [*INTERRUPTIBLE, SCRIPT, *words],
         cwd="/",
         env={**inherited, **VALUES, **values},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Whoever runs the tests in the background has them ignore interrupts, and all they start.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

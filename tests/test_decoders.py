@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from helpers import draw, ingest
+from helpers import INTERRUPTIBLE, draw, ingest
 from PIL import Image
 
 from transforms import decoders
@@ -255,13 +255,12 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path):
     for i in range(4000):
         os.link(refs[0].path, tmp_path / "in/ash" / f"x{i}.jpg")
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "ingest", "--input", f"{tmp_path}/in/*/*"]
+        [*INTERRUPTIBLE, sys.executable, "-m", "pipeline", "ingest"]
+        + ["--input", f"{tmp_path}/in/*/*"]
         + ["--output", f"{tmp_path}/out", "--shards", "4"],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
-        # Background shells have SIGINT ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("out/_tmp/*.tfrecord.*")):

@@ -22,7 +22,7 @@ from google.api_core.client_options import ClientOptions
 from google.api_core.exceptions import BadRequest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1
-from helpers import draw, ingest
+from helpers import INTERRUPTIBLE, draw, ingest
 from vertex_service import VertexService, check_job, parse_job
 
 from pipeline import launch, vertex
@@ -96,15 +96,13 @@ def words(service, digits, output, *flags: str, train=TRAIN) -> list[str]:
 def start(*argv: str, cwd="/") -> subprocess.Popen[str]:
     """The command as a process of its own, that interrupts reach."""
     return subprocess.Popen(
-        [sys.executable, "-m", "pipeline", *argv],
+        [*INTERRUPTIBLE, sys.executable, "-m", "pipeline", *argv],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Whoever runs the tests in the background has them ignore interrupts, and all they start.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
