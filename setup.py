@@ -40,6 +40,7 @@ EXTRAS_REQUIRE = {
         "psutil",
         "pytest",
         "pytest-timeout",
+        "pytest-xdist",
         "ruff",
     ],
 }

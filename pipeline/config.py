@@ -663,9 +663,23 @@ def _add_ingest_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-reject-rate", type=float, default=0.01, metavar="R", help="0 to 1")
     add("--duplicates", default="keep", metavar="M", help=_DUPLICATES_HELP)
     add("--exclude", metavar="FILE", help="keys or source sha256, one a line (default: none)")
-    add("--min-size", type=int, metavar="N", help="leave out: a shorter side of fewer pixels")
-    add("--max-area", type=int, metavar="N", help="leave out: more pixels, width x height")
-    add("--max-aspect-ratio", metavar="X", help="leave out: a side longer than X times the other")
+    add(
+        "--min-size",
+        type=int,
+        metavar="N",
+        help="leave out: a shorter side of fewer pixels (default: no limit)",
+    )
+    add(
+        "--max-area",
+        type=int,
+        metavar="N",
+        help="leave out: more pixels, width x height (default: no limit)",
+    )
+    add(
+        "--max-aspect-ratio",
+        metavar="X",
+        help="leave out: a side longer than X times the other (default: no limit)",
+    )
     add("--exif", metavar="NAME,...", help=_EXIF_HELP)
     add("--overwrite", action="store_true", help="replace the data set in --output")
     add("--resume", action="store_true", help="go on with an unfinished run in --output")
@@ -696,7 +710,7 @@ _SEPARATOR_HELP = (
     "a label holds one class name or several, with SEP between: each counts once, without the "
     "white space around it; an empty one is a reject (default: a label is one name)"
 )
-_EXIF_HELP = f"features: all (but gps), or some of {', '.join(EXIF_NAMES)}"
+_EXIF_HELP = f"features: all (but gps), or some of {', '.join(EXIF_NAMES)} (default: none)"
 _CLASS_NAMES_HELP = "one a line, or another dataset.json; order = id (default: the labels, sorted)"
 _DUPLICATES_HELP = (
     "of equal bytes: keep; together: in one split; drop: all but the first by key. "

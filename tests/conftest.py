@@ -1,5 +1,6 @@
 """A small set of pictures, the data set made of it, and the shared inputs where there are any."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def project(tmp_path_factory) -> Path:
 def clean_install(request, project, tmp_path_factory) -> CleanInstall:
     """The package, installed alone into an empty virtual environment."""
     sdist = build_sdist(project, tmp_path_factory.mktemp("sdist"))
-    return install_sdist(sdist, Path(request.config.cache.mkdir("clean-install")))
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+    return install_sdist(sdist, Path(request.config.cache.mkdir(f"clean-install-{worker}")))
 
 
 @pytest.fixture

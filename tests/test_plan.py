@@ -25,6 +25,7 @@ from pipeline.plan import (
     warn_of_pictures,
     warn_of_rejects,
     warn_of_shards,
+    warn_of_splits,
 )
 from pipeline.rehearsal import list_images
 from transforms.image import PixelPolicy
@@ -329,11 +330,6 @@ def test_prices_that_are_none(text, message):
             ["split test has no image of 'b': give it a larger share"],
         ),
         (
-            {"train": {"a": 9, "b": 5}, "test": {}},
-            "ab",
-            ["split test is empty: give it a larger share, or drop it"],
-        ),
-        (
             {"train": {"Train": 9, "test": 5}},
             ["Train", "test"],
             ["the label 'Train', 'test' looks like a split: give --input SPLIT=PATTERN"],
@@ -347,6 +343,12 @@ def test_warnings_of_classes(classes, labels, warnings):
     assert len(found) == len(warnings)
     for text, start in zip(found, warnings, strict=True):
         assert text.startswith(start)
+
+
+def test_warnings_of_splits():
+    found = warn_of_splits({"train": 9, "test": 0})
+    assert found == ["split test is empty: give it a larger share, or drop it"]
+    assert warn_of_splits({"train": 0, "test": 0}) == []
 
 
 @pytest.mark.parametrize(
