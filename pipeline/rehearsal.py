@@ -54,7 +54,8 @@ from transforms.tables import Columns
 from transforms.write import index_row, merge_columns, prepare_refs
 
 # Pictures of one pixel: enough that each costs more than the clock's grain.
-_TINY = 4000
+_TINY = 8000
+_SECONDS = 1.0  # that the sample is prepared for, at least
 _FRAME = 16  # bytes: length, its checksum, that of the data
 
 
@@ -285,15 +286,17 @@ def prepare_sample(
     task = Task(policy, {label: number for number, label in enumerate(labels)}, exclusions)
     decoders = config.decoders or 1
     refs = [ref for ref, _ in chosen]
+    outcomes: list[Sampled] = []
     start_decoders(decoders)
     try:
         list(prepare_refs([_NOWHERE] * 2 * decoders, task, decoders=decoders))  # all are up
         began = time.perf_counter()
         list(prepare_refs(_first_of_each(refs) * 2 * decoders, task, decoders=decoders))
         opening = time.perf_counter() - began if refs and refs[0].item >= 0 else 0.0
-        began = time.perf_counter()
-        outcomes = [_measure(item) for item in prepare_refs(refs, task, decoders=decoders)]
-        seconds = time.perf_counter() - began
+        began, passes, seconds = time.perf_counter(), 0, 0.0
+        while refs and seconds < _SECONDS:  # small pictures, again: or the clock shows chance
+            outcomes = [_measure(item) for item in prepare_refs(refs, task, decoders=decoders)]
+            passes, seconds = passes + 1, time.perf_counter() - began
         memory = peak_memory()
     finally:
         end_decoders()
@@ -302,7 +305,8 @@ def prepare_sample(
         dataclasses.replace(item, weight=weight)
         for item, weight in zip(outcomes, weights, strict=True)
     ]
-    return sample, Spent(opening, seconds / len(refs) if refs else 0.0, memory)
+    each = seconds / (passes * len(refs)) if refs else 0.0
+    return sample, Spent(opening, each, memory)
 
 
 _NOWHERE = ImageRef("", os.path.join(os.devnull, "nowhere"), "")

@@ -112,7 +112,9 @@ def job_named(service, name: str):
 def error_of(done: subprocess.CompletedProcess[str]) -> str:
     """The error's one line, after it was seen that no traceback stands anywhere."""
     assert "Traceback" not in done.stderr + done.stdout
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("tpufeed ingest:"))
+    (line,) = (
+        line for line in done.stderr.splitlines() if line.startswith("tpufeed ingest: error")
+    )
     assert line == done.stderr.splitlines()[-1]
     return line
 

@@ -53,6 +53,7 @@ COSTS = Costs(
 def measured_roughly(monkeypatch):
     """No test looks at the seconds."""
     monkeypatch.setattr(rehearsal, "_TINY", 20)
+    monkeypatch.setattr(rehearsal, "_SECONDS", 0.0001)
 
 
 def plan(pattern, output, *flags: str) -> int:
