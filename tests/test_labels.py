@@ -386,6 +386,16 @@ def test_class_names_reject_or_append(inputs, tmp_path):
         assert verify_dataset(str(tmp_path / folder), depth="deep", sources=40) == []
 
 
+def test_resume_knows_the_separator(many, inputs, tmp_path, capsys):
+    copied = shutil.copytree(many / "flowers", tmp_path / "copy")
+    flags = [*FLAGS, "--label-offset", "1", "--max-reject-rate", "0.05", "--resume"]
+    assert ingest(inputs / "many.csv", copied, *flags, "--label-separator", "|") == 0
+    assert ingest(inputs / "many.csv", copied, *flags, "--label-separator", "+") == 1
+    assert '--label-separator "|" then, "+" now' in capsys.readouterr().err
+    assert ingest(inputs / "none.csv", copied, *FLAGS, "--resume", "--unlabelled") == 1
+    assert '--label-separator "|" then, null now' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["a|b", " a"])
 def test_class_names_that_no_input_can_have_are_refused(inputs, tmp_path, capsys, name):
     (tmp_path / "names.txt").write_text(f"cat\n{name}\n")
@@ -559,18 +569,22 @@ def rewrite_index(folder, change):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "said"),
     [
-        lambda rows: rows[0].update(label="cat"),
-        lambda rows: rows[0].update(label="dog|owl"),
-        lambda rows: rows[0].update({"class": [0]}),
-        lambda rows: rows[0].update({"class": []}),
-        lambda rows: rows[0].update({"class": [1, 0]}),
+        ({"label": "cat"}, "labels of its classes is ['cat', 'dog'], index/ says ['cat']"),
+        (
+            {"label": "dog|owl"},
+            "labels of its classes is ['cat', 'dog'], index/ says ['dog', 'owl'",
+        ),
+        ({"class": [0]}, "classes is [0, 1], index/ says [0]"),
+        ({"class": []}, "classes is [0, 1], index/ says []"),
+        ({"class": [1, 0]}, "classes is [0, 1], index/ says [1, 0]"),
     ],
 )
-def test_an_index_of_other_labels_is_found(pair_first, change):
-    rewrite_index(pair_first.parent, change)
-    assert verify_dataset(str(pair_first.parent))
+def test_an_index_of_other_labels_is_found(pair_first, change, said):
+    rewrite_index(pair_first.parent, lambda rows: rows[0].update(change))
+    (finding, *_) = verify_dataset(str(pair_first.parent))
+    assert finding.startswith(f"{pair_first.name}: record 0: {said}")
 
 
 def edit(folder, change):
