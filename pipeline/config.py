@@ -120,6 +120,7 @@ class IngestConfig:
         Raises:
           UsageError: names the flag, the value, what is allowed and the remedy.
         """
+        self._check_names()
         given = [source for source in self.inputs if source.split]
         if not self.inputs:
             raise UsageError("--input: give at least one glob, CSV or idx:DIR")
@@ -175,6 +176,20 @@ class IngestConfig:
                 f"--label-separator {separator}: no folder's name holds a /, so no label would be "
                 "divided; give another, or a CSV"
             )
+
+    def _check_names(self) -> None:
+        names = [("--input", source.pattern) for source in self.inputs]
+        names.append(("--split-by", self.split_by.value))
+        for flag in ("output", "root", "class_names", "exclude"):
+            names.append((f"--{flag.replace('_', '-')}", getattr(self, flag) or ""))
+        for flag, name in names:
+            try:
+                name.encode()
+            except UnicodeEncodeError as error:
+                raise UsageError(
+                    f"{flag} {name}: is not UTF-8, which dataset.json and TensorFlow need: rename "
+                    "what it names"
+                ) from error
 
     def _check_duplicates(self, *, given: bool) -> None:
         _one_of("--duplicates", self.duplicates, DUPLICATE_MODES)

@@ -34,6 +34,9 @@ _LOW_QUALITY = 50
 # What encoding as JPEG may move the mean of a channel by.
 _JPEG_MEAN_TOLERANCE = 4.0
 _MOST_FINDINGS = 20
+# Of others, Pillow would call a program for one: PostScript.
+_RECORD_FORMATS = ("JPEG", "PNG")
+_SOURCE_FORMATS = (*_RECORD_FORMATS, "GIF", "BMP", "WEBP", "TIFF", "AVIF")
 
 
 def decode_picture(record: Record, contents: Manifest) -> Image.Image:
@@ -42,12 +45,25 @@ def decode_picture(record: Record, contents: Manifest) -> Image.Image:
     if contents.encoding == "raw":
         assert record.size is not None
         return Image.frombytes(mode, record.size[::-1], record.image)
-    picture = Image.open(io.BytesIO(record.image))
-    picture.load()
+    picture = _open(record.image, "picture", _RECORD_FORMATS)
     if picture.mode != mode:
         raise ValueError(
             f"picture is {picture.mode}, dataset.json says {contents.channels} channels"
         )
+    return picture
+
+
+def _open(data: bytes, what: str, formats: tuple[str, ...]) -> Image.Image:
+    """Decodes in full, with Pillow's own limit of pixels.
+
+    Raises:
+      ValueError: it does not decode.
+    """
+    try:
+        picture = Image.open(io.BytesIO(data), formats=formats)
+        picture.load()
+    except Exception as error:  # decoders raise whatever they trip over
+        raise ValueError(f"{what} does not decode: {error}") from error
     return picture
 
 
@@ -57,10 +73,7 @@ def check_picture(record: Record, contents: Manifest, row: Mapping[str, Any]) ->
     Raises:
       ValueError: it does not decode, has another size or mode, or other sums.
     """
-    try:
-        picture = decode_picture(record, contents)
-    except (OSError, SyntaxError) as error:
-        raise ValueError(f"picture does not decode: {error}") from error
+    picture = decode_picture(record, contents)
     if record.size is not None and (picture.height, picture.width) != record.size:
         raise ValueError(f"picture is {picture.width}x{picture.height}, size says {record.size}")
     pixels = np.asarray(picture).reshape(-1, contents.channels).astype(np.int64)
@@ -334,8 +347,7 @@ def read_upright(data: bytes, source: str, contents: Manifest) -> Image.Image:
         rows, columns = int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")
         image: Image.Image = Image.frombytes("L", (columns, rows), data)
     else:
-        image = Image.open(io.BytesIO(data))
-        image.load()
+        image = _open(data, source, _SOURCE_FORMATS)
         with contextlib.suppress(Exception):  # malformed EXIF means upright, by the policy
             image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):

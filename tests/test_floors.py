@@ -17,6 +17,7 @@ FLOORS = {
     "transforms.labels": 0,
     "transforms.files": 1,
     "transforms.filters": 0,
+    "transforms.headers": 0.5,
     "transforms.image": 1,
     "transforms.shards": 1,
     "transforms.example": 1,

@@ -38,6 +38,23 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
+def store_problem(path: str) -> str:
+    """Returns why nothing can read a path's store, "" for a local path or a store that is known."""
+    scheme, separator, _ = path.partition("://")
+    return _scheme_problem(scheme) if separator else ""
+
+
+@functools.lru_cache(maxsize=64)
+def _scheme_problem(scheme: str) -> str:
+    from apache_beam.io.filesystems import FileSystems
+
+    try:
+        FileSystems.get_filesystem(f"{scheme}://")
+    except (ValueError, AssertionError, ImportError):
+        return f"no store is called {scheme}://; give a local path or gs://"
+    return ""
+
+
 def join(folder: str, *names: str) -> str:
     """Returns the path of a file in a folder, local or remote."""
     return (posixpath if is_remote(folder) else os.path).join(folder, *names)

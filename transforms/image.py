@@ -22,6 +22,14 @@ from cykooz_resizer import CropBox, FilterType, ResizeAlg, ResizeOptions, Resize
 from PIL import Image, ImageColor
 
 from transforms.filters import SizeFilter
+from transforms.headers import (
+    check_headers,
+    check_size,
+    check_tile,
+    lacks_rows,
+    scan_jpeg,
+    shares_tags,
+)
 from transforms.records import Geometry, ImageError, PreparedImage
 
 RESIZE_MODES = ("cover", "contain", "pad", "stretch", "shortest", "longest", "none")
@@ -196,6 +204,7 @@ def decode_image(data: bytes, *, policy: PixelPolicy) -> DecodedImage:
       ImageError: the bytes are no whole image of an accepted kind.
     """
     format_ = sniff_format(data)
+    check_headers(data, format_, max_pixels=policy.max_pixels)
     with _pillow_limit(policy):
         if format_ == "JPEG" and (decoded := _decode_plain_jpeg(data, policy)):
             return decoded
@@ -210,7 +219,7 @@ def decode_image(data: bytes, *, policy: PixelPolicy) -> DecodedImage:
             # ZeroDivisionError ...). This is the one place where any of it means "a bad file".
             raise _explain_error(error, format_, policy) from error
     plain = source.format == "JPEG" and orientation == 1 and source.mode == _mode(policy)
-    plain = plain and _scan_jpeg(data).common
+    plain = plain and scan_jpeg(data).common
     upright = _turn_upright(image, size, orientation=orientation, plain=plain)
     return dataclasses.replace(upright, orientation=turned) if turned else upright
 
@@ -220,8 +229,11 @@ def _decode_plain_jpeg(data: bytes, policy: PixelPolicy) -> DecodedImage | None:
 
     That is YCbCr or gray, and nothing in it that libjpeg would warn of. The pixels are Pillow's:
     both hand the work to libjpeg-turbo, with the same settings.
+
+    Raises:
+      ImageError: its data end early. Pillow does not hear of that: libjpeg goes on in gray.
     """
-    scan = _scan_jpeg(data)
+    scan = scan_jpeg(data)
     if not scan.plain:
         return None
     try:
@@ -234,13 +246,18 @@ def _decode_plain_jpeg(data: bytes, policy: PixelPolicy) -> DecodedImage | None:
     shrink = _draft_scale((width, height), _dct_request((width, height), policy))
     if shrink > 1 and min(width, height) < 8:  # another of libjpeg's scales may give the same size
         return None
-    if width * height > _PLAIN_JPEG_PIXELS * shrink**2:
-        return None
+    large = width * height > _PLAIN_JPEG_PIXELS * shrink**2
+    if large:  # at an eighth, and only to hear what libjpeg warns of
+        shrink = 8
     least = {"min_height": -(-height // shrink), "min_width": -(-width // shrink)}
     mode = "GRAY" if colours == "Gray" else "RGB"
     try:
         pixels = simplejpeg.decode_jpeg(data, mode, **(least if shrink > 1 else {}))
-    except ValueError:
+    except ValueError as error:
+        if "premature end of data segment" in str(error):
+            raise ImageError("truncated", "JPEG: its data end before the picture does") from error
+        return None
+    if large:
         return None
     image = Image.fromarray(pixels[:, :, 0] if mode == "GRAY" else pixels)
     plain = orientation == 1 and image.mode == _mode(policy)
@@ -272,7 +289,7 @@ def _explain_error(error: Exception, format_: str, policy: PixelPolicy) -> Image
         pixels = re.search(r"\d+", str(error))
         count = pixels[0] if pixels else "too many"
         return ImageError("too_large", f"{count} pixels, --max-pixels is {policy.max_pixels}")
-    elif isinstance(error, MemoryError):
+    elif isinstance(error, MemoryError) or "MAX_TEXT" in str(error):  # Pillow's, for PNG
         reason = "too_large"
     else:
         reason = "truncated" if "truncated" in str(error).lower() else "corrupt"
@@ -288,13 +305,14 @@ def _load(
       The decoded file, its size before any scaled decode, and, for TIFF, the orientation that
       Pillow undoes by itself while it loads (0 for none).
     """
-    if format_ == "AVIF":
-        _check_pixels(*_avif_size(data), policy)
     source = Image.open(io.BytesIO(data), formats=[format_])
-    _check_pixels(*source.size, policy)
+    check_size(*source.size, max_pixels=policy.max_pixels)
     size = source.size
-    turned = _orientation_of(source) if format_ == "TIFF" else 0
-    if format_ == "JPEG" and _scan_jpeg(data).common:
+    turned = 0
+    if format_ == "TIFF":
+        check_tile(source, max_pixels=policy.max_pixels)
+        turned = _orientation_of(source)
+    if format_ == "JPEG" and scan_jpeg(data).common:
         # A lossless one has no DCT to scale by: libjpeg would overrun the rows that Pillow expects.
         source.draft(None, _dct_request(size, policy))
     # The whole file is decoded before its EXIF is asked for: for PNG, asking would decode as well
@@ -302,8 +320,10 @@ def _load(
     source.load()
     if format_ != "JPEG":
         size = source.size
-        _check_pixels(*size, policy)
+        check_size(*size, max_pixels=policy.max_pixels)
     if format_ == "PNG":
+        if lacks_rows(source, data):
+            raise ImageError("truncated", "PNG: fewer rows than its header says")
         _scale_transparency(source, depth=data[24])  # IHDR comes first, its bit depth ninth
     return source, size, turned
 
@@ -352,26 +372,6 @@ def _silence_pillow() -> None:
         warnings.filterwarnings("ignore", category=category, module=r"PIL\.")
 
 
-def _check_pixels(width: int, height: int, policy: PixelPolicy) -> None:
-    if width * height > policy.max_pixels:
-        raise ImageError(
-            "too_large", f"{width}x{height} pixels, --max-pixels is {policy.max_pixels}"
-        )
-
-
-def _avif_size(data: bytes) -> tuple[int, int]:
-    """Returns width and height from the ispe box (ISO 23008-12), or 0x0 without one.
-
-    The decoder will not say which header it refused for its size.
-    """
-    at = data.find(b"ispe", 0, 4096)
-    if at < 0 or len(data) < at + 16:
-        return 0, 0
-    return int.from_bytes(data[at + 8 : at + 12], "big"), int.from_bytes(
-        data[at + 12 : at + 16], "big"
-    )
-
-
 def _one_line(error: BaseException) -> str:
     # Without addresses: the same input must give the same rejects.jsonl.
     text = re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "", " ".join(str(error).split())).strip()
@@ -384,7 +384,7 @@ def _mode(policy: PixelPolicy) -> str:
 
 def _orientation_of(image: Image.Image) -> int:
     try:
-        orientation = image.getexif().get(_ORIENTATION, 1)
+        orientation = _exif_of(image).get(_ORIENTATION, 1)
     except Exception:
         # Malformed EXIF never costs the image: it means "upright".
         return 1
@@ -400,45 +400,25 @@ def read_exif(data: bytes, *, policy: PixelPolicy) -> Image.Exif:
         return Image.Exif()
     with _pillow_limit(policy):
         try:
-            return Image.open(io.BytesIO(data), formats=[format_]).getexif()
+            image = Image.open(io.BytesIO(data), formats=[format_])
+            if format_ == "PNG":
+                image.load()  # what stands behind the pixels is known only then
+            return _exif_of(image)
         except Exception:
             return Image.Exif()
 
 
-@dataclasses.dataclass(frozen=True)
-class _JpegScan:
-    """What stands before a JPEG's first scan.
-
-    Attributes:
-      common: every decoder knows the coding: Huffman with DCT, sequential or progressive. Pillow
-        also reads lossless and arithmetic JPEG; TensorFlow does not read the lossless ones.
-      plain: common, whole up to the first scan, and one picture by itself (no MPF).
-      metadata: there is EXIF or XMP, which may turn it.
-    """
-
-    common: bool = False
-    plain: bool = False
-    metadata: bool = False
+def _exif_of(image: Image.Image) -> Image.Exif:
+    exif = image.info.get("exif") or _raw_profile(image)
+    if shares_tags(exif.removeprefix(b"Exif\0\0")):
+        return Image.Exif()
+    return image.getexif()
 
 
-def _scan_jpeg(data: bytes) -> _JpegScan:
-    """Reads the markers of ITU-T T.81, B.1.1.3, up to the first scan."""
-    at, common, alone, metadata = 2, False, True, False
-    while data[at : at + 1] == b"\xff" and at + 4 <= len(data):
-        marker = data[at + 1]
-        if marker == 0xFF:  # padding
-            at += 1
-            continue
-        if marker < 0xC0 or 0xD0 <= marker <= 0xD9:  # no segment
-            break
-        if marker == 0xDA:  # the scan
-            return _JpegScan(common, common and alone, metadata)
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # SOF, not DHT, JPG, DAC
-            common = marker <= 0xC2
-        metadata |= marker == 0xE1
-        alone &= not (marker == 0xE2 and data[at + 4 : at + 8] == b"MPF\0")
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return _JpegScan(common)
+def _raw_profile(image: Image.Image) -> bytes:
+    """Returns the EXIF that some tools put into a PNG's text: three lines, then hex."""
+    text = image.info.get("Raw profile type exif", "")
+    return bytes.fromhex("".join(text.split("\n")[3:]))
 
 
 def _dct_request(size: tuple[int, int], policy: PixelPolicy) -> tuple[int, int]:
@@ -646,7 +626,7 @@ def prepare_image(
     if filters and (problem := filters.find_problem(source.width, source.height)):
         raise ImageError("filtered", problem)
     geometry = fit_image(source.width, source.height, policy=policy, orientation=source.orientation)
-    _check_pixels(geometry.width, geometry.height, policy)
+    check_size(geometry.width, geometry.height, max_pixels=policy.max_pixels)
     picture = resize_image(source.image, geometry, policy=policy)
     if policy.encoding == "original" and source.plain and picture is source.image:
         encoded, format_ = data, "JPEG"

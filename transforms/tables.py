@@ -149,6 +149,8 @@ class _Header:
             )
         features = tuple(_parse_cell(row[spec.name], spec, where) for spec in self.specs)
         path = resolve_cell(row["path"], posixpath.dirname(self.path))
+        if problem := files.store_problem(path):
+            raise DataError(f"{where}: the cell path is {_short(path)!r}: {problem}")
         group = row[by_column] if by_column else ""
         ref = ImageRef(key, path, row.get("label", ""), split, group, features=features)
         return check_names(ref, self.grouping, self.labelling)
