@@ -483,7 +483,9 @@ TARGETS = {
             b"\0",
             b"\xef\xbb\xbf",
             b"../",
+            b"\x1b",
             b"\x1b[2J",
+            b"\xc2\x85",
             b":int",
             b":float",
             b"nan",
@@ -499,6 +501,7 @@ TARGETS = {
 
 def plant(name: str) -> None:
     """Breaks the code under test, so that it can be seen that the fuzzer finds what is broken."""
+    from pipeline import verify
     from transforms import example, image, manifest, tables
 
     def break_at(
@@ -511,8 +514,8 @@ def plant(name: str) -> None:
 
         setattr(module, function, broken)
 
-    def grey_alpha(data: bytes, format_: str, *_: object) -> bool:
-        return format_ == "PNG" and data[24:26] == b"\x10\4"  # none of the seeds has 16 bits of it
+    def wide(data: bytes, format_: str, *_: object) -> bool:
+        return format_ == "PNG" and data[16:18] != b"\0\0"  # none of our seeds is
 
     def fail(*_: object) -> None:
         raise KeyError("planted")
@@ -531,15 +534,18 @@ def plant(name: str) -> None:
     }
     if name in deeds:  # past the place where all is caught
         break_at(image, "_explain_error", lambda e, f, p: "planted" in str(e), fail)
-        break_at(image, "_load", grey_alpha, deeds[name])
+        break_at(image, "_load", wide, deeds[name])
     elif name == "example":
         break_at(example, "_varint", lambda value: value > 2**40, lambda _: b"\0")
     elif name == "manifest":
         break_at(manifest, "_is_count", lambda value: value is True, lambda _: [][0])
     elif name == "csv":
         break_at(tables, "check_names", lambda ref, _: True, lambda ref, _: ref)
+    elif name == "records":
+        break_at(verify, "_read", lambda _, size, __: size > 2**40, fail)
     else:
-        raise ValueError(f"--plant {name}: allowed are {', '.join(deeds)}, example, manifest, csv")
+        allowed = ", ".join([*deeds, "example", "manifest", "csv", "records"])
+        raise ValueError(f"--plant {name}: allowed are {allowed}")
 
 
 # ------------------------------------------------------------------ one process, one target
@@ -618,6 +624,11 @@ class Runner:
         self._peak = max(self._peak, peak)
         return outcome
 
+    @property
+    def executions(self) -> int:
+        """Inputs that were run, by the processes before this one as well."""
+        return self._executions
+
     def _note(self, data: bytes) -> None:
         _STATE.pack_into(
             self._map, 0, self._executions, self._start, self._peak, self._slowest, len(data)
@@ -650,8 +661,8 @@ def save(folder: Path, target: str, data: bytes, what: str) -> None:
         path.with_suffix(".txt").write_text(f"{target}: {what}\n")
 
 
-def work(name: str, *, seed: str, seconds: float, engine: str, runner: Runner) -> None:
-    """Fuzzes one target in this process until the time is up."""
+def work(name: str, *, seed: str, seconds: float, most: int, engine: str, runner: Runner) -> None:
+    """Fuzzes one target in this process until the time is up, or `most` inputs were run."""
     target = TARGETS[name]
     corpus = [data for data in target.seeds() if len(data) <= MOST_BYTES]
     if engine == "atheris":
@@ -662,7 +673,7 @@ def work(name: str, *, seed: str, seconds: float, engine: str, runner: Runner) -
     deadline = time.monotonic() + seconds
     for data in corpus:
         seen.add(runner.run(data))
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and runner.executions < most:
         data = mutate(rng, corpus, target.words)
         outcome = runner.run(data)
         if outcome not in seen and len(seen) < 5000:
@@ -708,7 +719,14 @@ def _child(args: argparse.Namespace) -> int:
         for path in args.files:
             print(f"{path}: {runner.run(Path(path).read_bytes()) or 'FOUND'}")
     else:
-        work(args.target, seed=args.seed, seconds=args.seconds, engine=args.engine, runner=runner)
+        work(
+            args.target,
+            seed=args.seed,
+            seconds=args.seconds,
+            most=args.executions,
+            engine=args.engine,
+            runner=runner,
+        )
     runner.finish()
     return 0
 
@@ -733,7 +751,9 @@ def hunt(name: str, *, seconds: float, args: argparse.Namespace) -> Tally:
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder, "state")
-        while (left := deadline - time.monotonic()) > 0 or not tally.processes:
+        while (
+            (left := deadline - time.monotonic()) > 0 and tally.executions < args.executions
+        ) or not tally.processes:
             state.write_bytes(
                 _STATE.pack(tally.executions, 0, tally.peak, tally.slowest, 0) + bytes(MOST_BYTES)
             )
@@ -758,7 +778,7 @@ def _run_child(
     command = [sys.executable, __file__, "--child", "--target", name, "--state", str(state)]
     command += ["--seed", f"{args.seed}/{number}", "--seconds", f"{left:.1f}"]
     command += ["--findings", str(args.findings), "--engine", args.engine]
-    command += ["--longest", str(args.longest), *args.files]
+    command += ["--longest", str(args.longest), "--executions", str(args.executions), *args.files]
     command += ["--plant", args.plant] if args.plant else []
     log = state.with_name("log")
     with log.open("wb") as stderr:
@@ -783,16 +803,15 @@ def _watch(child: subprocess.Popen, state: Path, *, longest: float) -> str:
     executions, since = -1, 0.0
     while child.poll() is None:
         time.sleep(0.1)
-        done = _STATE.unpack_from(state.read_bytes())[0]
+        done, start, *_ = _STATE.unpack_from(state.read_bytes())
         try:
             spent, memory = _usage(child.pid)
         except (OSError, IndexError, ValueError):  # it has just ended
             continue
-        if done != executions or not done:  # none yet: it is starting up
+        if done != executions or not start:  # it is starting up, with no input yet
             executions, since = done, spent
         elif spent - since > 2 * longest:
             return "hang"
-        start = _STATE.unpack_from(state.read_bytes())[1]
         if start and memory - start > RUNAWAY:
             return "memory: a flood"
     return ""
@@ -809,6 +828,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--minutes", type=float, default=1.0, help="for all targets together (1)")
+    parser.add_argument(
+        "--executions", type=int, default=2**60, help="of each target; with the seed, the same run"
+    )
     parser.add_argument("--seed", default="0", help="another seed, other inputs (0)")
     parser.add_argument("--target", default="all", choices=[*TARGETS, "all"])
     parser.add_argument("--engine", default="mutation", choices=["mutation", "atheris"])
