@@ -1,4 +1,4 @@
-"""Other ways to make TFRecords of pictures, each as short as it can be and tuned as its kind allows.
+"""Other ways to make TFRecords of pictures, short, and tuned as their kind allows.
 
     python benchmarks/contenders.py NAME --input FOLDER --output FOLDER --size 192
 
@@ -97,10 +97,9 @@ def _notebook(args, **settings):
 def run_naive_beam(args):
     """ReadMatches | Map | WriteToTFRecord, which sends every picture through a shuffle."""
     import apache_beam as beam
+    import tensorflow as tf  # noqa: F401
     from apache_beam.io import fileio
     from apache_beam.options.pipeline_options import PipelineOptions
-
-    import tensorflow as tf  # noqa: F401
 
     classes = sorted(os.listdir(args.input))
 

@@ -50,8 +50,8 @@ def draw_photos(folder, *, count):
 def multiply(source, target, *, count):
     """Fills `target` with `count` pictures: those of `source`, then copies of each.
 
-    A copy has a square of its own in the corner and is encoded again with the tables of its original, so that no
-    two files have the same bytes and all cost the same to decode.
+    A copy has a square of its own in the corner and is encoded again with its original's tables:
+    no two files have the same bytes, and all cost the same to decode.
     """
     paths = find_jpegs(source)
     jobs = []

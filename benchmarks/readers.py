@@ -8,7 +8,6 @@ for each measurement: contender, images, seconds.
 
 import argparse
 import concurrent.futures
-import glob
 import json
 import os
 import time

@@ -1125,7 +1125,7 @@ def test_agreement_benchmark_prints_one_table(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert rows[0] == ["size", "JPEGs", "scaled", "mean", "worst", "mean", "max"]
+    assert rows[0] == ["size", "JPEGs", "scaled", "mean", "worst", "mean", "p99", "max"]
     assert [row[:3] for row in rows[1:]] == [[s, "2", "1"] for s in "192 224 331 512".split()]
     for row in rows[1:]:
         assert 0 < float(row[3]) <= float(row[4]) < 2
