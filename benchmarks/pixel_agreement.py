@@ -4,7 +4,8 @@
 
 Every JPEG below DIR is prepared at each size in the mode "cover", once as `tpufeed ingest` does it
 and once from its full decode. Differences are in levels of 0 to 255: the mean over a picture's
-samples, averaged over the pictures and for the worst of them, its 99th percentile, averaged over them, and the largest of any one sample.
+samples, averaged over the pictures and for the worst of them, its 99th percentile, averaged over
+them, and the largest of any one sample.
 """
 
 from __future__ import annotations

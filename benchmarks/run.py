@@ -1,6 +1,7 @@
 """tpufeed and other ways to do the same, measured by turns in one run.
 
-    python benchmarks/run.py [--quick] [--json FILE] [--only A,D] [--flowers DIR] [--photos DIR] [--mnist DIR]
+    python benchmarks/run.py [--quick] [--json FILE] [--only A,D]
+        [--flowers DIR] [--photos DIR] [--mnist DIR]
 
 DIR of flowers holds a folder of JPEGs for each class, DIR of photos large JPEGs, DIR of MNIST its
 four IDX files; what is not given is drawn. Prints the tables in Markdown. Figures are medians over
@@ -326,9 +327,7 @@ def measure_readers(bench):
     command += ["--rounds", str(sizes.rounds), "--seconds", str(sizes.reader_seconds)]
     _, text = execute([*command, "--warm", str(sizes.reader_seconds / 2)])
     stream = Table(f"D. Readers, batches of {batch} of 192x192, a repeated stream")
-    whole = Table(
-        f"D. Single epochs of {sizes.reader:,} pictures, iterator made and ended each time"
-    )
+    whole = Table(f"D. Epochs of {sizes.reader:,} pictures, an iterator made and ended for each")
     for line in filter(lambda line: line.startswith("{"), text.splitlines()):
         found = json.loads(line)
         table, names = (whole, EPOCHS) if found["name"] in EPOCHS else (stream, READERS)
@@ -391,7 +390,7 @@ def measure_training(bench):
             command += ["--input", f"{bench.pictures('flowers')}/*/*", "--channels", "1"]
             command += ["--split", "train=0.8,test=0.2"]
         execute(command)
-    note = "In the rows of tpufeed on one CPU of this machine, all cores; X10's own are published."
+    note = "tpufeed on the CPU of this machine; X10's figures are those published, on a CPU too."
     table = Table("F. LeNet-5, batch 128, an epoch of training and test", unit="seconds", note=note)
     batch = "128" if bench.given["mnist"] else "8"
     for _ in range(max(1, bench.sizes.rounds - 1)):

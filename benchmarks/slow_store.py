@@ -1,9 +1,10 @@
-"""A local folder as Google Cloud Storage that takes its time, for TensorFlow's and Beam's own clients.
+"""A local folder as Google Cloud Storage that takes its time, for the real clients.
 
     with serve("records", delay=0.05) as environment: ...
 
 TensorFlow has no setting for another endpoint. But it goes through HTTPS_PROXY and trusts the
-certificate in CURL_CA_BUNDLE, so the server stands in for the proxy and answers itself.
+certificate in CURL_CA_BUNDLE, as Beam's does by REQUESTS_CA_BUNDLE, so the server stands in for the
+proxy and answers itself.
 """
 
 import contextlib
