@@ -30,6 +30,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import inputs  # noqa: E402
 import slow_store  # noqa: E402
 
+MARK = "<!-- measured -->"
 TPUFEED = [sys.executable, "-m", "pipeline"]
 # From the table of the X10 tutorial, LeNet-5 on MNIST, seconds an epoch on a CPU.
 X10 = {"X10 tutorial, eager": 11.8, "X10 tutorial, X10": 13.4}
@@ -41,6 +42,7 @@ class Sizes:
 
     flowers: int = 10_000
     photos: int = 320
+    half: int = 5_000
     few: int = 100
     reader: int = 3_670
     tiny: tuple[int, int] = (20_000, 200_000)
@@ -53,6 +55,7 @@ class Sizes:
 QUICK = Sizes(
     flowers=40,
     photos=4,
+    half=20,
     few=10,
     reader=40,
     tiny=(100, 1000),
@@ -186,7 +189,7 @@ class Bench:
         return folder
 
     def pictures(self, kind):
-        """A folder of pictures: flowers, photos, few (flowers), reader (flowers)."""
+        """A folder of pictures: flowers, some of them (half, few, reader), photos, tiny."""
         folder = self.folder / kind
         if folder.exists():
             return folder
@@ -195,7 +198,7 @@ class Bench:
             inputs.multiply(self.source("flowers"), folder, count=self.sizes.flowers)
         elif kind == "photos":
             inputs.multiply(self.source("photos"), folder, count=self.sizes.photos)
-        elif kind in ("few", "reader"):
+        elif kind in ("half", "few", "reader"):
             count = getattr(self.sizes, kind)
             inputs.link_some(self.pictures("flowers"), folder, count=count)
         else:
@@ -252,8 +255,10 @@ def measure_ingest(bench):
     folder, count = bench.pictures("flowers"), bench.sizes.flowers
     shell = Table(f"A. Ingest of {count:,} flowers to 192x192, from the shell to the end")
     inner = Table("A. The same once everything was imported")
+    half = bench.pictures("half")
     for _ in range(bench.sizes.rounds):
         shell.add("tpufeed", bench.ours(folder, 192))
+        shell.add("tpufeed, half as many", bench.ours(half, 192))
         inner.add("tpufeed", bench.contend("tpufeed", folder, 192)[1])
         for name, title in OTHERS.items():
             outer, work = bench.contend(name, folder, 192)
@@ -265,6 +270,9 @@ def measure_ingest(bench):
         table.compare("tpufeed", OTHERS["naive-beam"], least=2.3)
         table.compare("tpufeed", OTHERS["our-pixels-pool"], least=0.9)
         table.compare("tpufeed", OTHERS["turbo-pool"], least=0.45)
+    seconds = [shell.median(name, lambda s: s.wall) for name in list(shell.samples)[:2]]
+    further = bench.sizes.half / max(1e-3, seconds[0] - seconds[1])
+    inner.demand("tpufeed, images/s beyond the start: the second half of the pictures", further)
     return [shell, inner]
 
 
@@ -424,6 +432,24 @@ def measure_tiny(bench):
     return [table]
 
 
+class Profile(Table):
+    """What time_profile.py says."""
+
+    def __init__(self, text):
+        super().__init__("H. Where the time of an ingest goes")
+        self._text = text
+
+    def markdown(self):
+        return f"### {self.title}\n\n{self._text}"
+
+
+def measure_profile(bench):
+    """H: where the time goes."""
+    command = [sys.executable, str(HERE / "time_profile.py")]
+    _, text = execute([*command, f"{bench.pictures('flowers')}/*/*"])
+    return [Profile(text)]
+
+
 SECTIONS = {
     "A": measure_ingest,
     "B": measure_photos,
@@ -432,6 +458,7 @@ SECTIONS = {
     "E": measure_slow_store,
     "F": measure_training,
     "G": measure_tiny,
+    "H": measure_profile,
 }
 
 
@@ -452,6 +479,7 @@ def main(argv=None):
     parser.add_argument("--photos", help="large photographs")
     parser.add_argument("--mnist", help="the four IDX files")
     parser.add_argument("--work", help="where to make the pictures (a temporary folder)")
+    parser.add_argument("--into", metavar="FILE", help="a page to put them into")
     args = parser.parse_args(argv)
     wanted = args.only.split(",")
     if unknown := set(wanted) - set(SECTIONS):
@@ -470,8 +498,12 @@ def main(argv=None):
                 found.append({"section": name, "title": table.title, "unit": table.unit})
                 found[-1] |= {"rows": rows, "ratios": table.ratios}
     head = f"{time.strftime('%Y-%m-%d')}, {describe_machine()}"
-    print(f"{head}\n")
-    print("\n".join(texts))
+    text = "\n".join([f"{head}\n", *texts])
+    print(text)
+    if args.into:
+        path = Path(args.into)
+        before, _, after = path.read_text().split(MARK)
+        path.write_text(f"{before}{MARK}\n\n{text}\n{MARK}{after}")
     if args.json:
         document = {"date": head, "quick": args.quick, "tables": found}
         Path(args.json).write_text(json.dumps(document, indent=1) + "\n")
