@@ -350,6 +350,39 @@ def test_pixels_are_those_of_pillow(forms, name):
         np.testing.assert_array_equal(image, expected)
 
 
+@pytest.mark.parametrize("name", ["flowers_png", "flowers_raw", "imagenet", "tfds_gray"])
+@pytest.mark.parametrize("together", [1, 2, 8])
+def test_batches_are_the_same_however_many_are_decoded_together(forms, monkeypatch, name, together):
+    folder = forms(name)
+    contents = load(folder)
+    pixels = HEIGHT * WIDTH * contents.channels
+    monkeypatch.setattr(reader, "_DECODED_BYTES", together * pixels + pixels // 2)
+    wanted = [KEY[contents.schema]] + ["size", "one_hot_class"] * (contents.schema == "flowers")
+    options = {"batch_size": 8, "repeat": False, "seed": 3, "deterministic": True}
+    options["features"] = wanted
+    blocks = list(open_dataset(folder, **options).as_numpy_iterator())
+    # A last, short batch is asked for: decoded one by one.
+    singly = list(open_dataset(folder, drop_remainder=False, **options).as_numpy_iterator())
+    assert len(blocks) == contents.splits["train"].records // 8
+    for block, single in zip(blocks, singly, strict=False):
+        for one, other in zip(tf.nest.flatten(block), tf.nest.flatten(single), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_raw_picture_of_another_size_is_refused(tmp_path, forms):
+    folder = shutil.copytree(forms("flowers_raw"), tmp_path / "turned")
+    shard = next(shard for shard in load(folder).splits["train"].shards if shard.records)
+    path = str(folder / shard.name)
+    records = [parse_example(data.numpy()) for data in tf.data.TFRecordDataset(path)]
+    with tf.io.TFRecordWriter(path) as out:
+        for record in records:
+            features = {name: values for name, (_, values) in record.items()}
+            features["size"] = features["size"][::-1]
+            out.write(encode_example(features))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        list(open_dataset(folder, batch_size=8, repeat=False))
+
+
 def test_element_spec_is_static(base):
     image = tf.TensorSpec((8, HEIGHT, WIDTH, 3), tf.uint8)
     label = tf.TensorSpec((8,), tf.int64)
