@@ -218,8 +218,7 @@ def commands() -> dict[str, argparse.ArgumentParser]:
         for action in make_parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     )
-    # What is not yet available has no --help either.
-    return {name: parser for name, parser in found.choices.items() if parser.add_help}
+    return dict(found.choices)
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
