@@ -46,7 +46,9 @@ def worker_processes(process):
             continue
         if "apache_beam.runners.worker.sdk_worker_main" in line:
             found.append(child)
-    return found
+    # A decoder that one of them has just begun to start still bears its command line.
+    pids = {worker.pid for worker in found}
+    return [worker for worker in found if worker.ppid() not in pids]
 
 
 def test_a_worker_killed_in_mid_run_ends_it_within_ten_seconds(slow_pictures, tmp_path):
