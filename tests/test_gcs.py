@@ -69,6 +69,16 @@ def test_from_and_to_a_bucket_are_the_local_bytes(store, pictures, tmp_path, cap
     assert "gs://pictures/in/" in capsys.readouterr().out
 
 
+def test_a_bucket_is_listed_once(store, pictures, tmp_path):
+    upload(store, pictures, "gs://pictures/in")
+    before = len(store.requests)
+    assert ingest("gs://pictures/in/*/*", tmp_path / "out", "--image-size", "16") == 0
+    asked = [path.partition("?")[0] for _, path in store.requests[before:]]
+    assert asked.count("/storage/v1/b/pictures/o") == 1
+    objects = [path for path in asked if path.startswith("/storage/v1/b/pictures/o/")]
+    assert len(objects) == len(set(objects)) == 60
+
+
 def test_the_flowers_from_and_to_a_bucket(shared, store, tmp_path):
     flowers = shared / "data" / "flowers"
     for path in sorted(flowers.glob("*/*.jpg"))[::5]:

@@ -1,10 +1,12 @@
 """Input made to do harm: bombs, programs posing as pictures, names that drive terminals."""
 
 import csv
+import hashlib
 import io
 import json
 import os
 import resource
+import shutil
 import socket
 import struct
 import subprocess
@@ -13,14 +15,16 @@ import zlib
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from helpers import draw, ingest
 from PIL import Image
 
 from pipeline import reference
 from pipeline.__main__ import main
+from pipeline.verify import verify_dataset
 from transforms import headers, image
 from transforms.example import Record
-from transforms.manifest import load_manifest
+from transforms.manifest import fingerprint, load_manifest
 from transforms.records import ImageError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -529,3 +533,33 @@ def test_links_in_the_output_are_not_followed_when_it_is_replaced(tmp_path):
     assert not (output / "dataset.json").is_symlink()
     assert (output / "linked").is_symlink()
     assert main(["verify", str(output)]) == 0
+
+
+# What is damaged, or was never a picture.
+
+
+def test_line_ends_that_a_transfer_changed():
+    for data in (png().replace(b"\n", b"\r\n"), png().replace(b"\r\n", b"\n")):
+        assert outcome(data)[0] == "unidentified"
+
+
+def test_a_record_of_bare_pixels_is_found(dataset, tmp_path):
+    """Every checksum is right: whoever wrote it put the pixels there."""
+    folder = shutil.copytree(dataset, tmp_path / "records")
+    document = json.loads((folder / "dataset.json").read_text())
+    entry = next(s for s in document["splits"]["train"]["shards"] if s["records"])
+    shard = folder / entry["name"]
+    records = list(tf.data.TFRecordDataset(str(shard)).as_numpy_iterator())
+    example = tf.train.Example.FromString(records[0])
+    values = example.features.feature["image"].bytes_list.value
+    values[0] = bytes([7] * len(values[0]))
+    records[0] = example.SerializeToString(deterministic=True)
+    with tf.io.TFRecordWriter(str(shard)) as writer:
+        for record in records:
+            writer.write(record)
+    entry["sha256"] = hashlib.sha256(shard.read_bytes()).hexdigest()
+    document["fingerprint"] = fingerprint(document)
+    (folder / "dataset.json").write_text(json.dumps(document))
+    (finding,) = verify_dataset(str(folder))
+    assert finding.startswith(f"{shard.name}: record 0: picture begins with b'\\x07\\x07")
+    assert finding.endswith(", is no jpeg")
