@@ -184,6 +184,12 @@ BOMBS = {
         ),
         (),
     ),
+    "jpeg exif behind junk": (
+        lambda: with_segment(
+            encoded("JPEG"), 0xE1, b"Exif\0\0" + tiff(shared_tags(4500, 60_000)).ljust(65_000)
+        ).replace(b"\xff\xe1", b"\xff\xfe\0\2\0\xff\0\xff\xd0junk\xff\xff\xe1", 1),
+        ("corrupt", f"JPEG: {SHARED}its EXIF, by sharing them"),
+    ),
     "jpeg exif in pieces": (
         lambda: with_segment(encoded("JPEG"), 0xE1, b"Exif\0\0" + bytes(60_000), 300),
         ("too_large", "JPEG: 18000000 bytes of EXIF, at most 16777216"),
@@ -191,6 +197,12 @@ BOMBS = {
     # by what is done over and over
     "jpeg scans": (
         lambda: with_scans(encoded("JPEG", progressive=True), 2000),
+        ("too_large", "JPEG: more than 100 scans"),
+    ),
+    "jpeg scans behind junk": (
+        lambda: with_scans(encoded("JPEG", progressive=True), 2000).replace(
+            b"\xff\xc2", b"\0\xff\0\xff\xc2", 1
+        ),
         ("too_large", "JPEG: more than 100 scans"),
     ),
     "jpeg scans behind odd segments": (

@@ -87,6 +87,7 @@ class JpegScan:
       common: every decoder knows the coding: Huffman with DCT, sequential or progressive. Pillow
         also reads lossless and arithmetic JPEG; TensorFlow does not read the lossless ones.
       plain: common, whole up to the first scan, and one picture by itself (no MPF).
+      progressive: or it cannot be told.
       metadata: there is EXIF or XMP, which may turn it.
       exif: what Pillow makes one EXIF of.
       others: the index of an MPO, as often as it is there.
@@ -94,42 +95,46 @@ class JpegScan:
 
     common: bool = False
     plain: bool = False
+    progressive: bool = True
     metadata: bool = False
     exif: tuple[bytes, ...] = ()
     others: tuple[bytes, ...] = ()
 
 
 def scan_jpeg(data: bytes) -> JpegScan:
-    """Reads the markers of ITU-T T.81, B.1.1.3, up to the first scan."""
-    at, common, metadata, ended = 2, False, False, False
+    """Reads the markers of ITU-T T.81, B.1.1.3, up to the first scan, over junk between them."""
+    at, sound, common, progressive, metadata, ended = 2, True, False, True, False, False
     exif, others = [], []
-    while data[at : at + 1] == b"\xff" and at + 4 <= len(data):
+    while 0 <= at < len(data) - 3:
         marker = data[at + 1]
-        if marker == 0xFF:  # padding
+        if data[at] != 0xFF:
+            sound, at = False, data.find(b"\xff", at)
+        elif marker == 0xFF:  # padding
             at += 1
-            continue
-        if marker < 0xC0 or 0xD0 <= marker <= 0xD9:  # no segment
+        elif marker == 0 or 0xD0 <= marker <= 0xD9:  # no segment, and out of place
+            sound, at = False, at + 2
+        elif marker < 0xC0 or marker == 0xDA:  # nothing that is known, or the scan
+            ended = marker == 0xDA
             break
-        if marker == 0xDA:  # the scan
-            ended = True
-            break
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # SOF, not DHT, JPG, DAC
-            common = marker <= 0xC2
-        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        metadata |= marker == 0xE1
-        if marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
-            exif.append(data[at + 10 : end])
-        elif marker == 0xE2 and data[at + 4 : at + 8] == b"MPF\0":
-            others.append(data[at + 8 : end])
-        at = end
-    plain = ended and common and not others
-    return JpegScan(common, plain, metadata and ended, tuple(exif), tuple(others))
+        else:
+            end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+            if marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # SOF, not DHT, JPG, DAC
+                common, progressive = sound and marker <= 0xC2, marker & 3 == 2
+            metadata |= marker == 0xE1
+            if marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
+                exif.append(data[at + 10 : end])
+            elif marker == 0xE2 and data[at + 4 : at + 8] == b"MPF\0":
+                others.append(data[at + 8 : end])
+            at = end
+    plain = ended and sound and common and not others
+    metadata &= ended and sound
+    return JpegScan(common, plain, progressive or not ended, metadata, tuple(exif), tuple(others))
 
 
 def _check_jpeg(data: bytes) -> None:
-    if _has_many_scans(data):
-        raise ImageError("too_large", f"JPEG: more than {MOST_JPEG_SCANS} scans")
     scan = scan_jpeg(data)
+    if scan.progressive and _has_many_scans(data):
+        raise ImageError("too_large", f"JPEG: more than {MOST_JPEG_SCANS} scans")
     if (size := sum(map(len, scan.exif))) > MOST_JPEG_EXIF:
         raise ImageError("too_large", f"JPEG: {size} bytes of EXIF, at most {MOST_JPEG_EXIF}")
     if any(map(shares_tags, [b"".join(scan.exif), *scan.others])):
