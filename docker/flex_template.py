@@ -6,7 +6,7 @@ Beam's own options. Names of parameters have no hyphens, and a parameter always 
 
 import sys
 
-SWITCHES = ("overwrite", "resume")
+SWITCHES = ("overwrite", "resume", "unlabelled")
 FLAGS = (
     "background",
     "channels",
@@ -20,6 +20,7 @@ FLAGS = (
     "label_offset",
     "max_area",
     "max_aspect_ratio",
+    "label_separator",
     "max_pixels",
     "max_reject_rate",
     "min_size",
