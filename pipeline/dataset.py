@@ -42,8 +42,9 @@ _DTYPES = {"bytes": tf.string, "int64": tf.int64, "float": tf.float32}
 _OPEN_SHARDS = 16
 # Records parsed in one call.
 _BLOCK = 32
-# Pictures decoded in one call: as many as share a batch evenly and are no more than this together.
+# Pictures decoded in one call: as many as divide a batch, within both. Each is a node of the graph.
 _DECODED_BYTES = 16 * 2**20
+_DECODED_PICTURES = 128
 # A bucket answers a large request hardly later than a small one.
 _REMOTE_BUFFER = 8 * 2**20
 _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
@@ -490,7 +491,7 @@ def _decode_block(block: Record, *, plan: _Pictures, count: int) -> Record:
 def _batch_decoded(data: tf.data.Dataset, *, reading: _Reading) -> tf.data.Dataset:
     """Whole batches of decoded records, from records."""
     plan, batch_size = reading.plan, reading.batch_size
-    most = max(1, _DECODED_BYTES // math.prod(plan.shape))
+    most = max(1, min(_DECODED_PICTURES, _DECODED_BYTES // math.prod(plan.shape)))
     count = next(n for n in range(min(most, batch_size), 0, -1) if batch_size % n == 0)
     data = data.batch(count, drop_remainder=True)
     data = data.map(functools.partial(_decode_block, plan=plan, count=count), reading.calls)
