@@ -44,7 +44,7 @@ _OPEN_SHARDS = 16
 _BLOCK = 32
 # Pictures decoded in one call: as many as divide a batch, within both. Each is a node of the graph.
 _DECODED_BYTES = 16 * 2**20
-_DECODED_PICTURES = 32
+_DECODED_PICTURES = 64
 # A bucket answers a large request hardly later than a small one.
 _REMOTE_BUFFER = 8 * 2**20
 _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")

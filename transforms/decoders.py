@@ -204,7 +204,7 @@ def end_decoders() -> None:
     with _lock:
         decoders, _idle[:] = _idle[:], []
     for decoder in decoders:
-        decoder.end()
+        decoder.abandon()
 
 
 def peak_memory() -> int:
