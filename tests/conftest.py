@@ -63,3 +63,16 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("../shared is not there: real photographs are not part of the project")
     return SHARED
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """A name that is not UTF-8, in what a failed test says, must not end the processes' exchange."""
+    report = yield
+    text = str(report.longrepr or "")
+    if report.failed and text != text.encode(errors="backslashreplace").decode():
+        report.longrepr = text.encode(errors="backslashreplace").decode()
+    report.sections = [
+        (name, said.encode(errors="backslashreplace").decode()) for name, said in report.sections
+    ]
+    return report
