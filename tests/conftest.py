@@ -67,7 +67,7 @@ def shared() -> Path:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
-    """A name that is not UTF-8, in what a failed test says, must not end the processes' exchange."""
+    """A name that is not UTF-8, in what a failed test says, must not end the run."""
     report = yield
     text = str(report.longrepr or "")
     if report.failed and text != text.encode(errors="backslashreplace").decode():
