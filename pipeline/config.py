@@ -674,6 +674,16 @@ def _add_ingest_flags(parser: argparse.ArgumentParser) -> None:
     add("--label-separator", metavar="SEP", help=_SEPARATOR_HELP)
     add("--unlabelled", action="store_true", help="inputs have no labels; records no class")
     add("--background", default="255,255,255", metavar="R,G,B", help="under alpha and padding")
+    _add_limits(parser)
+    add("--exif", metavar="NAME,...", help=_EXIF_HELP)
+    add("--overwrite", action="store_true", help="replace the data set in --output")
+    add("--resume", action="store_true", help="go on with an unfinished run in --output")
+    add("--quiet", action="store_true", help="print nothing but warnings and errors")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags on what does not come in."""
+    add = parser.add_argument
     add("--max-pixels", type=int, default=178_956_970, metavar="N", help="larger: too_large")
     add("--max-reject-rate", type=float, default=0.01, metavar="R", help="0 to 1")
     add("--duplicates", default="keep", metavar="M", help=_DUPLICATES_HELP)
@@ -695,10 +705,6 @@ def _add_ingest_flags(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="leave out: a side longer than X times the other (default: no limit)",
     )
-    add("--exif", metavar="NAME,...", help=_EXIF_HELP)
-    add("--overwrite", action="store_true", help="replace the data set in --output")
-    add("--resume", action="store_true", help="go on with an unfinished run in --output")
-    add("--quiet", action="store_true", help="print nothing but warnings and errors")
 
 
 def _add_plan(commands: Any) -> None:
