@@ -7,7 +7,6 @@ Beam runs it over one row for each shard and class, never over pixels: index/ ho
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
-import pyarrow.parquet
+import pyarrow
 import tensorflow as tf
 
 from pipeline.folders import load_sources
@@ -24,6 +23,7 @@ from pipeline.transform_fn import FOLDER, Transform, load_transform
 from transforms import files
 from transforms.labels import ONE_LABEL, Labelling
 from transforms.manifest import INDEX_FOLDER, Manifest
+from transforms.parquet import read_parquet
 from transforms.records import DataError
 
 # Assets of the SavedModel.
@@ -54,7 +54,7 @@ def summarize_index(
       DataError: no index as tpufeed ingest writes it.
     """
     try:
-        table = pyarrow.parquet.read_table(io.BytesIO(data), columns=list(_COLUMNS))
+        table = read_parquet(data, columns=list(_COLUMNS))
         columns = table.to_pydict()
         rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
     except (pyarrow.ArrowException, KeyError, OSError) as error:

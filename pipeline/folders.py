@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import io
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow
 import pyarrow.compute
-import pyarrow.parquet
 import tensorflow as tf
 
 from pipeline.slices import Slice, parse_slices
 from transforms import files, manifest
 from transforms.manifest import Manifest
+from transforms.parquet import read_parquet
 from transforms.shards import SHARD_SUFFIX
 
 _STAT_THREADS = 16
@@ -334,7 +333,7 @@ def _read_keys(folder: str, contents: Manifest) -> pyarrow.Array:
         path = files.join(folder, manifest.INDEX_FOLDER, f"{stem}.parquet")
         try:
             with tf.io.gfile.GFile(path, "rb") as file:
-                table = pyarrow.parquet.read_table(io.BytesIO(file.read()), columns=["key"])
+                table = read_parquet(file.read(), columns=["key"])
         except (tf.errors.OpError, pyarrow.ArrowException, OSError) as error:
             raise ValueError(
                 f"{path}: needed to compare the keys of several folders, cannot be read: "

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow
-import pyarrow.parquet
 
 from transforms import files
 from transforms.manifest import INDEX_FOLDER, Shard
+from transforms.parquet import read_parquet
 from transforms.records import DataError
 from transforms.shards import SHARD_SUFFIX
 
@@ -33,9 +32,7 @@ def read_index(directory: str, shard: Shard, *, columns: Sequence[str]) -> Any:
     path = files.join(directory, *name.split("/"))
     try:
         data = files.read_file(path)
-        table = pyarrow.parquet.read_table(
-            io.BytesIO(data), columns=list(columns), page_checksum_verification=True
-        )
+        table = read_parquet(data, columns=columns)
     except FileNotFoundError as error:
         raise DataError(f"{path}: missing: run tpufeed verify {directory}") from error
     except (pyarrow.ArrowException, OSError) as error:

@@ -210,12 +210,12 @@ def read_one(
     Returns:
       What is known of it, and its picture as stored.
     """
-    import pyarrow.parquet
+    from transforms.parquet import read_parquet
 
     shard, number = locate(manifest, split=split, record=record)
     stem = shard.name.removesuffix(SHARD_SUFFIX)
     index = files.read_file(files.join(directory, INDEX_FOLDER, stem + ".parquet"))
-    row = pyarrow.parquet.read_table(io.BytesIO(index)).slice(number, 1).to_pylist()[0]
+    row = read_parquet(index).slice(number, 1).to_pylist()[0]
     with files.open_file(files.join(directory, shard.name)) as file:
         file.seek(row["offset"])
         framed = file.read(row["size"])

@@ -21,12 +21,12 @@ from typing import Any, Protocol, cast
 import google_crc32c
 import pyarrow
 import pyarrow.compute
-import pyarrow.parquet
 
 from pipeline.reference import check_picture, check_sources, class_ids, shorten
 from transforms import example, files, manifest
 from transforms.example import Record
 from transforms.manifest import Manifest, Shard, Split
+from transforms.parquet import read_parquet
 from transforms.records import SAME_BYTES
 from transforms.shards import SHARD_NAME, SHARD_SUFFIX, place_of, shard_of
 
@@ -268,7 +268,7 @@ class _Checker:
 
     def _read_index(self, shard: Shard) -> list[dict[str, Any]]:
         data = files.read_file(files.join(self.directory, *_index_names(shard.name)[0].split("/")))
-        table = pyarrow.parquet.read_table(io.BytesIO(data), page_checksum_verification=True)
+        table = read_parquet(data)
         lists = (*_CHANNEL_LISTS, "class") if self.manifest.label_kind == "many" else _CHANNEL_LISTS
         for name, kind in _COLUMNS.items():
             if len(table.schema.get_all_field_indices(name)) != 1:

@@ -22,6 +22,7 @@ FLOORS = {
     "transforms.shards": 1,
     "transforms.example": 1,
     "transforms.ordered": 1,
+    "transforms.parquet": 1,
     "transforms.progress": 1,
     "transforms.exif": 2,
     "transforms.manifest": 2,
@@ -159,3 +160,10 @@ def test_functions_stay_short():
 
 def _is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def test_parquet_is_read_in_one_place():
+    files = [*ROOT.glob("pipeline/*.py"), *ROOT.glob("transforms/*.py")]
+    words = ("ParquetFile(", "parquet.read_table(")
+    reading = [path.name for path in files if any(word in path.read_text() for word in words)]
+    assert reading == ["parquet.py"]

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import pyarrow.parquet
-
 from transforms import files
 from transforms.manifest import INDEX_FOLDER, MANIFEST
+from transforms.parquet import read_parquet
 from transforms.records import DataError, Reject, ShardSummary
 from transforms.shards import SHARD_NAME, SHARD_SUFFIX, SplitSize
 
@@ -310,7 +308,7 @@ def _read_summary(fields: Mapping[str, Any]) -> ShardSummary:
 def _read_contents(output: str, name: str) -> list[Content]:
     data = files.read_file(_index_path(output, name, "parquet"))
     columns = ["source_sha256", "key", "label"]
-    table = pyarrow.parquet.read_table(io.BytesIO(data), columns=columns)
+    table = read_parquet(data, columns=columns)
     return [
         (bytes.fromhex(digest), (key, label))
         for digest, key, label in zip(*(table[c].to_pylist() for c in columns), strict=True)
