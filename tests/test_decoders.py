@@ -1,6 +1,7 @@
 """Decoder processes: the same outcomes in the same order, whatever becomes of a process."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -89,7 +90,7 @@ def prepare_here(refs):
 
 
 def prepare(refs, **options):
-    return list(prepare_images([(ref, None) for ref in refs], task=TASK, **options))
+    return list(prepare_images(refs, task=TASK, **options))
 
 
 @pytest.mark.parametrize("processes", [1, 2, 5])
@@ -114,7 +115,9 @@ def test_what_is_read_elsewhere_goes_along_however_large(tmp_path):
     items = [(ref, (buffer.getvalue(), None)) for ref in refs]
     failed = Reject("k", "gs://b/k", "ash", "missing", "no such object")
     items.insert(5, (refs[0], failed))
-    found = list(prepare_images(items, task=task, processes=2))
+    items.insert(9, (refs[1], None))  # which its process reads
+    named, sources = zip(*items, strict=True)
+    found = list(prepare_images(named, task=task, processes=2, sources=iter(sources)))
     assert found.pop(5) == failed
     assert [o.example for o in found] == [
         prepare_record(ref, source, **vars(task)).example
@@ -131,28 +134,29 @@ def test_processes_are_kept_for_the_next_shard_and_ended_at_the_end(tmp_path):
     refs = make_refs(tmp_path, 8)
     other = Task(TASK.policy, {"ash": 5, "birch": 6}, Exclusions())
     for task in (TASK, other, TASK):
-        found = list(prepare_images([(ref, None) for ref in refs], task=task, processes=2))
+        found = list(prepare_images(refs, task=task, processes=2))
         assert [o.class_id for o in found] == [task.labels[ref.label] for ref in refs]
     assert {child.pid for child in children()} == before
 
 
 def test_a_run_given_up_in_the_middle_leaves_no_answers_to_the_next(tmp_path):
     refs = make_refs(tmp_path, 20)
-    outcomes = prepare_images([(ref, None) for ref in refs], task=TASK, processes=2)
+    outcomes = prepare_images(refs, task=TASK, processes=2)
     assert next(outcomes) == prepare_here(refs[:1])[0]
     outcomes.close()
     assert prepare(refs[10:], processes=2) == prepare_here(refs[10:])
 
 
 def test_processes_killed_at_any_moment_change_nothing(tmp_path):
-    refs = make_refs(tmp_path, 120)
+    files = make_refs(tmp_path, 120)
+    refs = [dataclasses.replace(ref, key=f"{n}/{ref.key}") for n in range(10) for ref in files]
     wanted = prepare_here(refs)
     chance = random.Random(0)
     found = []
-    for outcome in prepare_images([(ref, None) for ref in refs], task=TASK, processes=2):
+    for outcome in prepare_images(refs, task=TASK, processes=2):
         found.append(outcome)
-        # Eight at most are under way: none is hit twice.
-        if len(found) % 10 == 0:
+        # 128 at most are under way: none is hit thrice.
+        if len(found) % 129 == 0:
             time.sleep(chance.random() / 4)
             chance.choice(children()).kill()
     assert found == wanted

@@ -108,9 +108,9 @@ def brighten(monkeypatch):
     monkeypatch.setattr(transforms.image, "resize_image", resize)
 
 
-def prepare_here(items, *, task, processes):
-    for ref, source in items:
-        yield transforms.prepare.prepare_record(ref, source, **vars(task))
+def prepare_here(refs, *, task, processes, sources):
+    for ref in refs:
+        yield transforms.prepare.prepare_record(ref, **vars(task))
 
 
 FAULTS = {

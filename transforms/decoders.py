@@ -9,6 +9,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
+import itertools
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -19,16 +21,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from typing import cast
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
+from transforms.image import estimate_bytes
 from transforms.prepare import PreparedRecord, RecordPolicy, Source, prepare_record, reject_image
 from transforms.records import Exclusions, ImageError, ImageRef, Reject
 
 # A second request waits at each process, so that it is not idle while this one writes.
 _REQUESTS = 2
-# Images under way, a process: what one that takes long holds up is bounded.
+# Requests under way, a process: what one that takes long holds up is bounded.
 _UNDER_WAY = 4
+# Images in a request: to be woken for each would cost as much as a small one's preparation. Large
+# ones come alone, since whoever waits for the last of a shard waits for all of its request.
+_IMAGES_AT_ONCE = 16
+_BYTES_AT_ONCE = 2**19
 LONGEST = 300.0  # seconds for one image
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
 _BOOT += "from transforms.decoders import serve; serve(int(sys.argv[1]))"
@@ -56,7 +63,7 @@ class _Slot:
 
 
 class _Decoder:
-    """One process, and what it was asked, the oldest first: it answers in that order."""
+    """One process, and its requests, the oldest first: it answers in that order."""
 
     def __init__(self) -> None:
         self.connection, theirs = multiprocessing.Pipe()
@@ -72,23 +79,24 @@ class _Decoder:
             )
         self._task: Task | None = None
         self._ready = False
-        self.slots: collections.deque[_Slot] = collections.deque()
+        self.requests: collections.deque[list[_Slot]] = collections.deque()
         self.since = 0.0
 
-    def has_room(self, slot: _Slot) -> bool:
+    def has_room(self, slots: list[_Slot]) -> bool:
         """Whether it takes one more request now."""
         # A long request must find it reading: it might be about to write, as this one is.
-        return len(self.slots) < (_REQUESTS if slot.source is None else 1)
+        return len(self.requests) < (_REQUESTS if slots[0].source is None else 1)
 
-    def ask(self, slot: _Slot, task: Task) -> None:
+    def ask(self, slots: list[_Slot], task: Task) -> None:
         """Sends a request."""
-        if not self.slots:
+        if not self.requests:
             self.since = time.monotonic()
-        self.slots.append(slot)
+        self.requests.append(slots)
         news = None if task is self._task else task
         self._task = task
         with contextlib.suppress(OSError):  # it is dead, as `receive` will tell
-            self.connection.send_bytes(pickle.dumps((news, slot.ref, slot.source)))
+            wanted = [(slot.ref, slot.source) for slot in slots]
+            self.connection.send_bytes(pickle.dumps((news, wanted)))
 
     def receive(self) -> None:
         """Takes an answer.
@@ -108,7 +116,8 @@ class _Decoder:
         if isinstance(answer, Exception):
             raise answer
         if self._ready:
-            self.slots.popleft().outcome = answer
+            for slot, outcome in zip(self.requests.popleft(), answer, strict=True):
+                slot.outcome = outcome
         self._ready = True
         self.since = time.monotonic()
 
@@ -146,16 +155,24 @@ class _Team:
         self._decoders = decoders
         self._task = task
         self._longest = longest
+        self._again: collections.deque[_Slot] = collections.deque()
 
-    def ask(self, slot: _Slot) -> None:
-        """Hands on one image, as soon as a process has room for it."""
-        while not (free := [decoder for decoder in self._decoders if decoder.has_room(slot)]):
+    def ask(self, slots: list[_Slot]) -> None:
+        """Hands on a request, as soon as a process has room for it."""
+        while not self._try(slots):
             self.wait()
-        min(free, key=lambda decoder: len(decoder.slots)).ask(slot, self._task)
+
+    def _try(self, slots: list[_Slot]) -> bool:
+        free = [decoder for decoder in self._decoders if decoder.has_room(slots)]
+        if free:
+            min(free, key=lambda decoder: len(decoder.requests)).ask(slots, self._task)
+        return bool(free)
 
     def wait(self) -> None:
         """Waits for what comes next: answers, a death, or the time's end."""
-        busy = {decoder.connection: decoder for decoder in self._decoders if decoder.slots}
+        while self._again and self._try([self._again[0]]):
+            self._again.popleft()
+        busy = {decoder.connection: decoder for decoder in self._decoders if decoder.requests}
         ends = min(decoder.since for decoder in busy.values()) + self._longest
         remaining = max(0.0, ends - time.monotonic())
         for connection in multiprocessing.connection.wait(list(busy), remaining):
@@ -163,25 +180,29 @@ class _Team:
             try:
                 decoder.receive()
             except EOFError as error:
-                self._replace(decoder, _explain_death(decoder.slots[0], str(error)))
+                self._replace(decoder, functools.partial(_explain_death, how=str(error)))
         for decoder in busy.values():
             if time.monotonic() >= decoder.since + self._longest:
                 decoder.end()
-                detail = f"not done after {self._longest:g} s"
-                self._replace(decoder, ImageError("timeout", detail))
+                self._replace(decoder, lambda _: self._explain_delay())
 
-    def _replace(self, dead: _Decoder, error: ImageError | None) -> None:
-        """Has a new process do what the other did not; without the first, where that has failed."""
-        if error:
-            slot = dead.slots.popleft()
-            slot.outcome = reject_image(slot.ref, error)
-        fresh = _Decoder()
-        self._decoders[self._decoders.index(dead)] = fresh
-        for slot in dead.slots:
-            fresh.ask(slot, self._task)
+    def _replace(self, dead: _Decoder, explain: Callable[[_Slot], ImageError | None]) -> None:
+        """Has what the other did not do done again, each image alone, so that it is to blame.
+
+        Without the one that was alone already, where that is explained by it.
+        """
+        self._decoders[self._decoders.index(dead)] = _Decoder()
+        first = dead.requests[0]
+        if len(first) == 1 and (error := explain(first[0])):
+            first[0].outcome = reject_image(first[0].ref, error)
+        lost = [slot for slots in dead.requests for slot in slots if slot.outcome is None]
+        self._again.extendleft(reversed(lost))
+
+    def _explain_delay(self) -> ImageError:
+        return ImageError("timeout", f"not done after {self._longest:g} s")
 
 
-def _explain_death(slot: _Slot, how: str) -> ImageError | None:
+def _explain_death(slot: _Slot, *, how: str) -> ImageError | None:
     # Once may be anybody's doing, such as a system's that is short of memory.
     slot.deaths += 1
     if slot.deaths == 1:
@@ -231,19 +252,21 @@ def _borrow_decoders(number: int) -> Iterator[list[_Decoder]]:
 
 
 def prepare_images(
-    items: Iterable[tuple[ImageRef, Source | Reject | None]],
+    refs: Sequence[ImageRef],
     *,
     task: Task,
     processes: int,
+    sources: Iterable[Source | Reject | None] | None = None,
     longest: float = LONGEST,
 ) -> Generator[Outcome, None, None]:
-    """Prepares images in processes; outcomes come in the order of the items.
+    """Prepares images in processes; outcomes come in the order of the refs.
 
     Args:
-      items: refs, each with what `read_source` returned for it, or why it returned nothing, or None
-        for the process to read it.
+      refs: the images.
       task: what becomes of them.
       processes: how many work at once.
+      sources: for each ref what `read_source` returned, or why it returned nothing, or None for the
+        process to read it; None for that everywhere.
       longest: seconds for one image, after which it is a reject.
 
     Raises:
@@ -252,21 +275,61 @@ def prepare_images(
     """
     with _borrow_decoders(processes) as decoders:
         team = _Team(decoders, task, longest)
-        under_way: collections.deque[_Slot] = collections.deque()
-        for ref, source in items:
-            if isinstance(source, Reject):
-                under_way.append(_Slot(ref, None, outcome=source))
-            else:
-                under_way.append(_Slot(ref, source))
-                team.ask(under_way[-1])
-            while under_way[0].outcome is None and len(under_way) >= processes * _UNDER_WAY:
+        under_way: collections.deque[list[_Slot]] = collections.deque()
+        for slots in _make_requests(refs, sources, task=task, processes=processes):
+            under_way.append(slots)
+            if slots[0].outcome is None:
+                team.ask(slots)
+            while len(under_way) >= processes * _UNDER_WAY and not _is_done(under_way[0]):
                 team.wait()
-            while under_way and under_way[0].outcome is not None:
-                yield under_way.popleft().outcome  # type: ignore[misc]
-        for slot in under_way:
-            while slot.outcome is None:
+            while under_way and _is_done(under_way[0]):
+                yield from _outcomes(under_way.popleft())
+        for slots in under_way:
+            while not _is_done(slots):
                 team.wait()
-            yield slot.outcome
+            yield from _outcomes(slots)
+
+
+def _make_requests(
+    refs: Sequence[ImageRef],
+    sources: Iterable[Source | Reject | None] | None,
+    *,
+    task: Task,
+    processes: int,
+) -> Iterator[list[_Slot]]:
+    """Yields images by the request; ever fewer towards the end, so that all processes end at once.
+
+    What was read before comes alone: it is large, and others are read meanwhile.
+    """
+    slots: list[_Slot] = []
+    held = 0
+    given = itertools.repeat(None, len(refs)) if sources is None else sources
+    for place, (ref, source) in enumerate(zip(refs, given, strict=True)):
+        size = max(ref.size, estimate_bytes(ref.size, policy=task.policy.pixels))
+        most = min(_IMAGES_AT_ONCE, (len(refs) - place) // (processes * _UNDER_WAY))
+        full = len(slots) >= most or held + size > _BYTES_AT_ONCE
+        if slots and (full or source is not None):
+            yield slots
+            slots, held = [], 0
+        if isinstance(source, Reject):
+            yield [_Slot(ref, None, outcome=source)]
+        elif source is not None:
+            yield [_Slot(ref, source)]
+        else:
+            slots.append(_Slot(ref, None))
+            held += size
+    if slots:
+        yield slots
+
+
+def _is_done(slots: Iterable[_Slot]) -> bool:
+    return all(slot.outcome is not None for slot in slots)
+
+
+def _outcomes(slots: Iterable[_Slot]) -> Iterator[Outcome]:
+    for slot in slots:
+        assert slot.outcome is not None
+        yield slot.outcome
 
 
 def serve(descriptor: int) -> None:
@@ -283,24 +346,20 @@ def serve(descriptor: int) -> None:
         connection.send_bytes(pickle.dumps(None))
         task: Task | None = None
         while True:
-            news, ref, source = pickle.loads(connection.recv_bytes())
+            news, wanted = pickle.loads(connection.recv_bytes())
             task = news or task
             assert task is not None
-            connection.send_bytes(_answer(ref, source, task))
+            connection.send_bytes(_answer(wanted, task))
 
 
-def _answer(ref: ImageRef, source: Source | None, task: Task) -> bytes:
+def _answer(wanted: Iterable[tuple[ImageRef, Source | None]], task: Task) -> bytes:
     try:
-        return pickle.dumps(
-            prepare_record(
-                ref,
-                source,
-                policy=task.policy,
-                labels=task.labels,
-                exclusions=task.exclusions,
-            )
-        )
+        return pickle.dumps([prepare_record(*each, **_settings(task)) for each in wanted])
     except Exception as error:
         with contextlib.suppress(Exception):
             return pickle.dumps(error)
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _settings(task: Task) -> dict[str, Any]:
+    return {"policy": task.policy, "labels": task.labels, "exclusions": task.exclusions}

@@ -109,19 +109,19 @@ def prepare_refs(
     refs: Sequence[ImageRef], task: Task, *, decoders: int
 ) -> Generator[Outcome, None, None]:
     """Prepares images in order; what lies in a store is read here, ahead, since it comes slowly."""
-    items: Iterable[tuple[ImageRef, Source | Reject | None]] = ((ref, None) for ref in refs)
+    sources = None
     if any(files.is_remote(ref.path) for ref in refs):
-        items = map_in_order(_read_ahead, refs, threads=READERS)
-    return prepare_images(items, task=task, processes=decoders)
+        sources = map_in_order(_read_ahead, refs, threads=READERS)
+    return prepare_images(refs, task=task, processes=decoders, sources=sources)
 
 
-def _read_ahead(ref: ImageRef) -> tuple[ImageRef, Source | Reject | None]:
+def _read_ahead(ref: ImageRef) -> Source | Reject | None:
     if not files.is_remote(ref.path):
-        return ref, None
+        return None
     try:
-        return ref, read_source(ref)
+        return read_source(ref)
     except ImageError as error:
-        return ref, reject_image(ref, error)
+        return reject_image(ref, error)
 
 
 def index_row(record: PreparedRecord, *, offset: int, size: int) -> dict[str, Any]:
