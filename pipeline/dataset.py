@@ -42,9 +42,10 @@ _DTYPES = {"bytes": tf.string, "int64": tf.int64, "float": tf.float32}
 _OPEN_SHARDS = 16
 # Records parsed in one call.
 _BLOCK = 32
-# Pictures decoded in one call: as many as divide a batch, within both. Each is a node of the graph.
+# Pictures decoded in one call: as many as divide a batch, within both. Each is a node of the graph,
+# which is made anew for each epoch: with 64 a stream is 2 % faster, and short epochs 12 % slower.
 _DECODED_BYTES = 16 * 2**20
-_DECODED_PICTURES = 64
+_DECODED_PICTURES = 16
 # A bucket answers a large request hardly later than a small one.
 _REMOTE_BUFFER = 8 * 2**20
 _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
