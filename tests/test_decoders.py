@@ -127,6 +127,36 @@ def test_what_is_read_elsewhere_goes_along_however_large(tmp_path):
     assert [read_source(ref) for ref in refs[:1]] == [(Path(refs[0].path).read_bytes(), None)]
 
 
+def sizes_of_requests(number, size, *, pixels=None, processes=2):
+    task = TASK if pixels is None else dataclasses.replace(TASK, policy=RecordPolicy(pixels))
+    refs = [ImageRef(f"ash/{i}", f"/in/ash/{i}", "ash", size=size) for i in range(number)]
+    requests = list(decoders._make_requests(refs, None, task=task, processes=processes))
+    assert [slot.ref for slots in requests for slot in slots] == refs
+    return list(map(len, requests))
+
+
+def test_requests_are_of_several_small_pictures_and_of_fewer_at_the_end():
+    sizes = sizes_of_requests(1000, 2000)
+    assert sizes[:50] == [16] * 50
+    assert sizes == sorted(sizes, reverse=True) and sizes[-8:] == [1] * 8
+    assert sizes_of_requests(1000, 60_000)[:50] == [8] * 50  # half a megabyte
+    assert sizes_of_requests(9, 2000) == [1] * 9
+    assert sizes_of_requests(0, 2000) == []
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        PixelPolicy(mode="none"),  # a picture of any size may come of it
+        PixelPolicy(mode="shortest", encoding="raw"),
+        PixelPolicy(width=2000, height=2000, encoding="raw"),
+    ],
+)
+def test_what_may_be_large_is_asked_for_alone(pixels):
+    assert set(sizes_of_requests(200, 2000, pixels=pixels)) == {1}
+    assert set(sizes_of_requests(200, 2_000_000)) == {1}
+
+
 def test_processes_are_kept_for_the_next_shard_and_ended_at_the_end(tmp_path):
     start_decoders(2)
     before = {child.pid for child in children()}

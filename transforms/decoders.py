@@ -299,14 +299,17 @@ def _make_requests(
 ) -> Iterator[list[_Slot]]:
     """Yields images by the request; ever fewer towards the end, so that all processes end at once.
 
-    What was read before comes alone: it is large, and others are read meanwhile.
+    What was read before comes alone: it is large, and others are read meanwhile. So does what may
+    become a picture of any size: answers are held in memory.
     """
     slots: list[_Slot] = []
     held = 0
+    pixels = task.policy.pixels
+    at_once = _IMAGES_AT_ONCE if pixels.fixed_size else 1
     given = itertools.repeat(None, len(refs)) if sources is None else sources
     for place, (ref, source) in enumerate(zip(refs, given, strict=True)):
-        size = max(ref.size, estimate_bytes(ref.size, policy=task.policy.pixels))
-        most = min(_IMAGES_AT_ONCE, (len(refs) - place) // (processes * _UNDER_WAY))
+        size = max(ref.size, estimate_bytes(ref.size, policy=pixels))
+        most = min(at_once, (len(refs) - place) // (processes * _UNDER_WAY))
         full = len(slots) >= most or held + size > _BYTES_AT_ONCE
         if slots and (full or source is not None):
             yield slots
