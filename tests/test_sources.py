@@ -1360,3 +1360,12 @@ def test_files_left_out_for_their_case_are_not_left_out_silently(tmp_path, caplo
         f"--input {pattern}: 2 file(s) not matched for upper or lower case, the first is "
         f"'{tmp_path}/cat/b.JPG'; give --input for them, unless you did"
     ]
+
+
+def test_a_header_full_of_escapes_is_cut_where_it_is_shown(tmp_path):
+    # Found by tests/fuzz.py: 200 characters that repr() makes 1,200 of.
+    path = tmp_path / "rows.csv"
+    path.write_text("a\x1b\ufeff" * 100 + ",label\n", encoding="utf-8")
+    with pytest.raises(DataError, match="no column 'path' in the header 'a") as caught:
+        list(list_csv(Input(str(path)), grouping=Grouping(), reserved=()))
+    assert len(str(caught.value)) < 400 + len(str(path))

@@ -239,7 +239,13 @@ def _parse_cell(cell: str, spec: FeatureSpec, where: str) -> tuple[str, bytes | 
 
 
 def _short(text: str, *, most: int = 200) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+    """Returns the text, cut where repr(), with its escapes, would be longer than `most`."""
+    if len(repr(text)) <= most + 2:
+        return text
+    kept = text[: most - 3]
+    while len(repr(kept)) > most:
+        kept = kept[: len(kept) * 3 // 4]
+    return kept + "..."
 
 
 def resolve_cell(cell: str, folder: str) -> str:
