@@ -22,7 +22,7 @@ from transforms import decoders
 from transforms.decoders import Task, end_decoders, prepare_images, start_decoders
 from transforms.image import PixelPolicy
 from transforms.prepare import RecordPolicy, prepare_record, read_source
-from transforms.records import DataError, Exclusions, ImageRef, Reject
+from transforms.records import Copy, DataError, Exclusions, ImageRef, Reject
 
 ROOT = Path(__file__).resolve().parents[1]
 TASK = Task(RecordPolicy(PixelPolicy(width=16, height=12)), {"ash": 0, "birch": 1}, Exclusions())
@@ -127,6 +127,24 @@ def test_what_is_read_elsewhere_goes_along_however_large(tmp_path):
     assert [read_source(ref) for ref in refs[:1]] == [(Path(refs[0].path).read_bytes(), None)]
 
 
+LONG = {
+    "a CSV's cells": {"features": (("notes", b"x" * 16_000),)},
+    "one cell": {"features": (("notes", b"x" * 400_000),)},
+    "copies": {"copies": tuple(Copy(f"ash/{i}", f"/in/ash/{i}", "ash") for i in range(4000))},
+    "long names": {"group": "\N{EURO SIGN}" * 4000},
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", LONG)
+def test_long_requests_and_long_answers_do_not_wait_for_each_other(what, tmp_path):
+    # Both sides would write into full pipes: answers of some 16 x 20 kB meet the next request.
+    task = Task(RecordPolicy(PixelPolicy()), *list(vars(TASK).values())[1:])
+    refs = [dataclasses.replace(ref, **LONG[what]) for ref in make_refs(tmp_path, 60)]
+    found = list(prepare_images(refs, task=task, processes=2))
+    assert found == [prepare_record(ref, **vars(task)) for ref in refs]
+
+
 def sizes_of_requests(number, size, *, pixels=None, processes=2):
     task = TASK if pixels is None else dataclasses.replace(TASK, policy=RecordPolicy(pixels))
     refs = [ImageRef(f"ash/{i}", f"/in/ash/{i}", "ash", size=size) for i in range(number)]
@@ -140,6 +158,7 @@ def test_requests_are_of_several_small_pictures_and_of_fewer_at_the_end():
     assert sizes[:50] == [16] * 50
     assert sizes == sorted(sizes, reverse=True) and sizes[-8:] == [1] * 8
     assert sizes_of_requests(1000, 60_000)[:50] == [8] * 50  # half a megabyte
+    assert sizes_of_requests(1000, -1)[:50] == [5] * 50  # not known
     assert sizes_of_requests(9, 2000) == [1] * 9
     assert sizes_of_requests(0, 2000) == []
 

@@ -51,6 +51,21 @@ def test_a_damaged_page_is_refused():
         read_parquet(bytes(data))
 
 
+def test_two_columns_of_one_name_are_refused():
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 3, names=["key", "label", "key"])
+    for columns in (None, ["key"]):
+        with pytest.raises(pyarrow.ArrowInvalid, match="^two columns are named 'key'$"):
+            read_parquet(write(table), columns=columns)
+    assert read_parquet(write(table), columns=["label"]).column_names == ["label"]
+
+
+def test_a_name_that_is_not_utf8_is_damage():
+    data = write(TABLE).replace(b"size", b"si\xffe")
+    for columns in (None, ["key"]):
+        with pytest.raises((pyarrow.ArrowException, OSError)):
+            read_parquet(data, columns=columns)
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not list threads")
 def test_no_thread_is_started(tmp_path):
     # One that still held the file at the interpreter's end aborted the process.

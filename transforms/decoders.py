@@ -36,7 +36,11 @@ _UNDER_WAY = 4
 # ones come alone, since whoever waits for the last of a shard waits for all of its request.
 _IMAGES_AT_ONCE = 16
 _BYTES_AT_ONCE = 2**19
-LONGEST = 300.0  # seconds for one image
+_UNKNOWN_BYTES = 100_000  # of a source whose size the listing does not tell
+# What a pipe takes, whoever reads or does not: the least of any system, and each character may be
+# four bytes of it.
+_PIPE_TAKES = 2**12
+LONGEST = 300.0  # seconds for a request; what then was not alone is asked for once more, alone
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
 _BOOT += "from transforms.decoders import serve; serve(int(sys.argv[1]))"
 
@@ -85,7 +89,7 @@ class _Decoder:
     def has_room(self, slots: list[_Slot]) -> bool:
         """Whether it takes one more request now."""
         # A long request must find it reading: it might be about to write, as this one is.
-        return len(self.requests) < (_REQUESTS if slots[0].source is None else 1)
+        return len(self.requests) < (1 if _is_long(slots) else _REQUESTS)
 
     def ask(self, slots: list[_Slot], task: Task) -> None:
         """Sends a request."""
@@ -267,7 +271,8 @@ def prepare_images(
       processes: how many work at once.
       sources: for each ref what `read_source` returned, or why it returned nothing, or None for the
         process to read it; None for that everywhere.
-      longest: seconds for one image, after which it is a reject.
+      longest: seconds for a request; an image that was asked for alone then is a reject, and one
+        among others is asked for again, alone.
 
     Raises:
       DataError: as prepare.read_source.
@@ -308,7 +313,8 @@ def _make_requests(
     at_once = _IMAGES_AT_ONCE if pixels.fixed_size else 1
     given = itertools.repeat(None, len(refs)) if sources is None else sources
     for place, (ref, source) in enumerate(zip(refs, given, strict=True)):
-        size = max(ref.size, estimate_bytes(ref.size, policy=pixels))
+        known = ref.size if ref.size >= 0 else _UNKNOWN_BYTES
+        size = max(known, estimate_bytes(ref.size, policy=pixels)) + _weigh_ref(ref)
         most = min(at_once, (len(refs) - place) // (processes * _UNDER_WAY))
         full = len(slots) >= most or held + size > _BYTES_AT_ONCE
         if slots and (full or source is not None):
@@ -323,6 +329,22 @@ def _make_requests(
             held += size
     if slots:
         yield slots
+
+
+def _is_long(slots: list[_Slot]) -> bool:
+    if slots[0].source is not None:
+        return True
+    return sum(_weigh_ref(slot.ref) for slot in slots) > _PIPE_TAKES
+
+
+def _weigh_ref(ref: ImageRef) -> int:
+    """Returns some characters that a ref takes in a message; CSV cells and copies may be many."""
+    weight = 64 + len(ref.key) + len(ref.path) + len(ref.label) + len(ref.group)
+    for name, value in ref.features:
+        weight += 16 + len(name) + (len(value) if isinstance(value, bytes) else 0)
+    for copy in ref.copies:
+        weight += 64 + len(copy.key) + len(copy.source) + len(copy.label)
+    return weight
 
 
 def _is_done(slots: Iterable[_Slot]) -> bool:

@@ -23,9 +23,17 @@ def read_parquet(data: bytes, *, columns: Sequence[str] | None = None) -> Any:
       A pyarrow.Table.
 
     Raises:
-      pyarrow.ArrowException or OSError: it is no Parquet file, or damaged.
+      pyarrow.ArrowException or OSError: it is no Parquet file, damaged, or has two columns of
+        one name.
     """
-    with pyarrow.parquet.ParquetFile(
-        pyarrow.BufferReader(data), page_checksum_verification=True
-    ) as file:
-        return file.read(None if columns is None else list(columns), use_threads=False)
+    try:
+        with pyarrow.parquet.ParquetFile(
+            pyarrow.BufferReader(data), page_checksum_verification=True
+        ) as file:
+            table = file.read(None if columns is None else list(columns), use_threads=False)
+    except UnicodeDecodeError as error:  # in a column's name
+        raise pyarrow.ArrowInvalid(f"damaged: {error}") from error
+    names = table.column_names
+    if double := {name for name in names if names.count(name) > 1}:
+        raise pyarrow.ArrowInvalid(f"two columns are named {min(double)!r}")
+    return table
