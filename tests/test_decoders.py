@@ -127,20 +127,23 @@ def test_what_is_read_elsewhere_goes_along_however_large(tmp_path):
     assert [read_source(ref) for ref in refs[:1]] == [(Path(refs[0].path).read_bytes(), None)]
 
 
+# Of each image its own: what is the same object goes into a message once.
 LONG = {
-    "a CSV's cells": {"features": (("notes", b"x" * 16_000),)},
-    "one cell": {"features": (("notes", b"x" * 400_000),)},
-    "copies": {"copies": tuple(Copy(f"ash/{i}", f"/in/ash/{i}", "ash") for i in range(4000))},
-    "long names": {"group": "\N{EURO SIGN}" * 4000},
+    "a CSV's cells": lambda i: {"features": (("notes", b"%d" % i * 8000),)},
+    "one cell": lambda i: {"features": (("notes", b"%d" % i * 400_000),)},
+    "copies": lambda i: {"copies": tuple(Copy(f"{i}/{j}", f"/{i}", "ash") for j in range(2000))},
+    "long names": lambda i: {"group": f"{i}\N{EURO SIGN}" * 4000},
 }
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("what", LONG)
 def test_long_requests_and_long_answers_do_not_wait_for_each_other(what, tmp_path):
-    # Both sides would write into full pipes: answers of some 16 x 20 kB meet the next request.
-    task = Task(RecordPolicy(PixelPolicy()), *list(vars(TASK).values())[1:])
-    refs = [dataclasses.replace(ref, **LONG[what]) for ref in make_refs(tmp_path, 60)]
+    # Both sides would write into full pipes: answers of some 16 x 28 kB meet the next request.
+    pixels = PixelPolicy(width=96, height=96, encoding="raw")
+    task = dataclasses.replace(TASK, policy=RecordPolicy(pixels))
+    refs = make_refs(tmp_path, 200)
+    refs = [dataclasses.replace(ref, size=1000, **LONG[what](i)) for i, ref in enumerate(refs)]
     found = list(prepare_images(refs, task=task, processes=2))
     assert found == [prepare_record(ref, **vars(task)) for ref in refs]
 
