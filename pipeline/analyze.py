@@ -57,9 +57,8 @@ def summarize_index(
         table = read_parquet(data, columns=list(_COLUMNS))
         columns = table.to_pydict()
         rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
-    except (pyarrow.ArrowException, KeyError, OSError) as error:
-        said = f"no column {error}" if isinstance(error, KeyError) else error
-        raise DataError(f"{path}: no index of tpufeed ingest: {said}") from error
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: no index of tpufeed ingest: {error}") from error
     totals: dict[str, list[int]] = {}
     for label, pixels, sums, squares in rows:
         values = [pixels, *sums, *squares]

@@ -333,14 +333,14 @@ def _read_keys(folder: str, contents: Manifest) -> pyarrow.Array:
         path = files.join(folder, manifest.INDEX_FOLDER, f"{stem}.parquet")
         try:
             with tf.io.gfile.GFile(path, "rb") as file:
-                keys = read_parquet(file.read(), columns=["key"])["key"]
-        except (tf.errors.OpError, pyarrow.ArrowException, KeyError, OSError) as error:
+                table = read_parquet(file.read(), columns=["key"])
+        except (tf.errors.OpError, pyarrow.ArrowException, OSError) as error:
             raise ValueError(
                 f"{path}: needed to compare the keys of several folders, cannot be read: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         # Large: the keys of a billion records are more than the 2 GB that a plain column can hold.
-        return keys.combine_chunks().cast(pyarrow.large_string())
+        return table["key"].combine_chunks().cast(pyarrow.large_string())
 
     with concurrent.futures.ThreadPoolExecutor(_STAT_THREADS) as pool:
         return pyarrow.concat_arrays(

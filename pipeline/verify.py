@@ -271,8 +271,8 @@ class _Checker:
         table = read_parquet(data)
         lists = (*_CHANNEL_LISTS, "class") if self.manifest.label_kind == "many" else _CHANNEL_LISTS
         for name, kind in _COLUMNS.items():
-            if len(table.schema.get_all_field_indices(name)) != 1:
-                raise ValueError(f"no column {name}, or two")
+            if name not in table.column_names:
+                raise ValueError(f"no column {name!r}")
             column = table.column(name)
             listed = pyarrow.types.is_list(column.type)
             values = pyarrow.compute.list_flatten(column) if listed else column

@@ -140,6 +140,8 @@ def test_summarize_index_adds_up_label_by_label():
     ]  # fmt: skip
     with pytest.raises(DataError, match="^x: no index of tpufeed ingest: "):
         list(summarize_index(b"PAR1 not", training=True, path="x"))
+    with pytest.raises(DataError, match="^x: no index of tpufeed ingest: no column 'channel_sum'$"):
+        list(summarize_index(parquet(label=["a"], pixels=[1]), training=True, path="x"))
 
 
 def said(capsys) -> str:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from helpers import draw, ingest
 from PIL import Image
@@ -1249,14 +1250,16 @@ def test_a_key_in_two_folders(base, drawn, make, tmp_path):
     )
 
 
-def test_a_missing_index_is_named(base, second, tmp_path):
+def test_an_index_without_keys_is_named(base, second, tmp_path):
     copy = tmp_path / "records"
     shutil.copytree(second, copy)
     path = sorted((copy / "index").glob("*.parquet"))[0]
+    said = f"{path}: needed to compare the keys of several folders, cannot be read: "
+    table = pyarrow.parquet.read_table(path)
+    pyarrow.parquet.write_table(table.drop_columns(["key"]), path)
+    assert refusal([base, copy], batch_size=1) == f"{said}no column 'key'"
     path.unlink()
-    assert refusal([base, copy], batch_size=1).startswith(
-        f"{path}: needed to compare the keys of several folders, cannot be read: "
-    )
+    assert refusal([base, copy], batch_size=1).startswith(said)
     open_dataset(copy, batch_size=1)
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import pyarrow.parquet
 import pytest
 from helpers import draw, ingest
 
@@ -148,6 +149,14 @@ def test_a_damaged_index_is_trouble(old, tmp_path, capsys):
     broken = tmp_path / "broken"
     shutil.copytree(old, broken)
     path = sorted(broken.glob("index/*.parquet"))[0]
-    shutil.copy(sorted(broken.glob("index/*.parquet"))[-1], path)
-    assert main(["diff", str(old), str(broken)]) == 2
-    assert f"{path}: " in (err := capsys.readouterr().err) and "run tpufeed verify" in err
+    table = pyarrow.parquet.read_table(path)
+    for change, said in (
+        (table.slice(1), f"{len(table) - 1} rows, where dataset.json has {len(table)} records"),
+        (table.drop_columns(["key"]), "no column 'key'"),
+        (table.append_column("key", table["key"]), "two columns are named 'key'"),
+    ):
+        pyarrow.parquet.write_table(change, path)
+        assert main(["diff", str(old), str(broken)]) == 2
+        assert capsys.readouterr().err == (
+            f"tpufeed diff: error: {path}: {said}: run tpufeed verify {broken}\n"
+        )

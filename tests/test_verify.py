@@ -301,8 +301,8 @@ def test_a_damaged_index_is_named(copied):
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [
-        ("channel_sum", None, "no column channel_sum, or two"),
-        ("key", None, "no column key, or two"),
+        ("channel_sum", None, "no column 'channel_sum'"),
+        ("key", None, "no column 'key'"),
         ("offset", ["0", "1", "2"], "column offset is string, or has gaps"),
         ("key", [b"a", b"b", b"c"], "column key is binary, or has gaps"),
         ("size", [1, None, 3], "column size is int64, or has gaps"),

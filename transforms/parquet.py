@@ -17,14 +17,14 @@ def read_parquet(data: bytes, *, columns: Sequence[str] | None = None) -> Any:
 
     Args:
       data: the file.
-      columns: which to read, None for all; those that are not there are left out.
+      columns: which to read, None for all.
 
     Returns:
       A pyarrow.Table.
 
     Raises:
-      pyarrow.ArrowException or OSError: it is no Parquet file, damaged, or has two columns of
-        one name.
+      pyarrow.ArrowException or OSError: it is no Parquet file, damaged, has two columns of one
+        name, or lacks one of those to read.
     """
     try:
         with pyarrow.parquet.ParquetFile(
@@ -34,6 +34,8 @@ def read_parquet(data: bytes, *, columns: Sequence[str] | None = None) -> Any:
     except UnicodeDecodeError as error:  # in a column's name
         raise pyarrow.ArrowInvalid(f"damaged: {error}") from error
     names = table.column_names
+    if absent := set(columns or ()) - set(names):
+        raise pyarrow.ArrowInvalid(f"no column {min(absent)!r}")
     if double := {name for name in names if names.count(name) > 1}:
         raise pyarrow.ArrowInvalid(f"two columns are named {min(double)!r}")
     return table
