@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -14,7 +15,6 @@ import shlex
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -47,6 +47,7 @@ _LOCAL_RUNNER = "FnApiRunner"
 # Where workers are elsewhere the cores of this machine say nothing, and the same job must come out
 # of any. Dataflow has a process a vCPU: one decodes while the other waits for what comes next.
 _REMOTE_DECODERS = 2
+_LONGEST_LINE = 2**16
 _WORKER = "apache_beam.runners.worker.sdk_worker_main"
 
 
@@ -183,12 +184,13 @@ def run_pipeline(
     """
     if plan.dry_run:
         return describe_job(plan.options, build)
-    with _worker_log(plan) as log:
-        runner = _process_runner(plan, log) if plan.processes else None
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(_collect_log()) if plan.processes else None
+        runner = _process_runner(plan, log.path) if log else None
         pipeline = _make_pipeline(plan.options, runner)
         build(pipeline)
         with _watching(plan, watch):
-            if plan.processes:
+            if log:
                 outcome = _wait(pipeline, log)
             else:
                 elsewhere = None if plan.local else watch
@@ -235,16 +237,49 @@ def _try(
     return None
 
 
+@dataclasses.dataclass
+class _WorkerLog:
+    """The end of what workers print.
+
+    In no file: on a full disk Beam's worker fails to print a traceback, and then answers nothing,
+    for ever.
+
+    Attributes:
+      path: for the workers to write to.
+      lines: the last ones.
+    """
+
+    path: str
+    lines: collections.deque[str]
+    _end: Callable[[], None]
+
+    def last_line(self) -> str:
+        """Returns the last line that says something, once all workers were ended."""
+        self._end()
+        return next(filter(None, reversed(self.lines)), "")
+
+
 @contextlib.contextmanager
-def _worker_log(plan: RunPlan) -> Iterator[str]:
-    if not plan.processes:
-        yield os.devnull
-        return
-    with tempfile.TemporaryDirectory(prefix="tpufeed-") as folder:
-        yield os.path.join(folder, "workers.log")
+def _collect_log() -> Iterator[_WorkerLog]:
+    read, write = os.pipe()
+    lines: collections.deque[str] = collections.deque(maxlen=20)
+
+    def drain() -> None:
+        with open(read, errors="replace") as file:
+            for line in iter(functools.partial(file.readline, _LONGEST_LINE), ""):
+                lines.append(line.strip())
+
+    def end() -> None:
+        ours.close()
+        thread.join(timeout=1)  # until the last worker's end is closed, too
+
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    with open(write, "wb") as ours:
+        yield _WorkerLog(f"/proc/{os.getpid()}/fd/{write}", lines, end)
 
 
-def _process_runner(plan: RunPlan, log: str) -> beam.runners.PipelineRunner:
+def _process_runner(plan: RunPlan, log_path: str) -> beam.runners.PipelineRunner:
     """The local runner with worker processes, as --direct_running_mode=multi_processing has them.
 
     Beam's own command line for them breaks on a path with a space, leaves a shell in between that
@@ -256,11 +291,11 @@ def _process_runner(plan: RunPlan, log: str) -> beam.runners.PipelineRunner:
     plan.options.view_as(DirectOptions).direct_running_mode = "in_memory"
     # Where it is there: a worker must not go on writing when this process was killed.
     tied = "setpriv --pdeathsig KILL " if shutil.which("setpriv") else ""
-    command = f"exec {tied}{shlex.quote(sys.executable)} -m {_WORKER} 2>>{shlex.quote(log)}"
+    command = f"exec {tied}{shlex.quote(sys.executable)} -m {_WORKER} 2>{log_path}"
     return FnApiRunner(SubprocessSDKEnvironment.from_command_string(command))
 
 
-def _wait(pipeline: beam.Pipeline, log: str) -> BaseException | Submission | None:
+def _wait(pipeline: beam.Pipeline, log: _WorkerLog) -> BaseException | Submission | None:
     """Runs in another thread, since the runner waits for ever for a dead worker process.
 
     Beam waits for each process in a thread of its own, named run_worker, which then raises.
@@ -271,7 +306,7 @@ def _wait(pipeline: beam.Pipeline, log: str) -> BaseException | Submission | Non
     def hook(args: threading.ExceptHookArgs) -> None:
         if args.thread and args.thread.name == "run_worker":
             _end_workers()
-            outcome.put(RuntimeError(_describe_death(args.exc_value, log)))
+            outcome.put(RuntimeError(_describe_death(args.exc_value, log.last_line())))
         elif not _is_beams(args):  # its connections break with the worker: no news
             before(args)
 
@@ -292,15 +327,12 @@ def _is_beams(args: threading.ExceptHookArgs) -> bool:
     return False
 
 
-def _describe_death(error: BaseException | None, log: str) -> str:
-    with contextlib.suppress(OSError), open(log, errors="replace") as file:
-        said = [line.strip() for line in file if line.strip()]
-        last = f"; it said: {said[-1][:200]}" if said else ""
-        return (
-            f"a worker process died ({error}{last}): run again with --resume, without worker "
-            "processes if it was short of memory"
-        )
-    return f"a worker process did not start ({error}): run without worker processes"
+def _describe_death(error: BaseException | None, said: str) -> str:
+    last = f"; it said: {said[:200]}" if said else ""
+    return (
+        f"a worker process died ({error}{last}): run again with --resume, without worker "
+        "processes if it was short of memory"
+    )
 
 
 def _end_workers() -> None:

@@ -156,6 +156,24 @@ def test_a_full_disk_at_any_moment_then_resumed(sources, undisturbed, small_disk
     assert verify_dataset(str(output)) == []
 
 
+def test_worker_processes_on_a_full_disk_that_is_the_temporary_one_too(
+    sources, undisturbed, small_disk
+):
+    """What a worker prints of it needs no room: one that fails to print answers nothing."""
+    folder, resize = small_disk
+    output = folder / "out"
+    flags = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
+    process = start(f"{sources}/*/*", output, *flags, env={**os.environ, "TMPDIR": str(folder)})
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.splitlines() == [
+        f"tpufeed ingest: error: cannot write to {output}: No space left on device; mend it, then "
+        "run again with --resume"
+    ]
+    resize(10_000)
+    check_resumed(sources, output, undisturbed, *flags)
+
+
 def test_a_disk_that_turns_read_only(sources, undisturbed, small_disk, capsys):
     folder, resize = small_disk
     resize(4096)

@@ -73,6 +73,25 @@ def test_a_worker_killed_in_mid_run_ends_it_within_ten_seconds(slow_pictures, tm
     wait_for(lambda: not any(worker.is_running() for worker in workers), seconds=10)
 
 
+def test_what_a_dying_worker_said_is_told(pictures, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if any('sdk_worker_main' in word for word in sys.orig_argv):\n"
+        "    print('one thing\\n' * 10_000 + 'no such library\\n', file=sys.stderr, flush=True)\n"
+        "    os._exit(9)\n"
+    )
+    command = [sys.executable, "-m", "pipeline", "ingest", "--input", f"{pictures}/*/*"]
+    command += ["--output", str(tmp_path / "out"), *WORKERS]
+    path = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    ended = subprocess.run(command, cwd=ROOT, env=path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == (
+        "tpufeed ingest: error: a worker process died (Worker subprocess exited with return code 9;"
+        " it said: no such library): run again with --resume, without worker processes if it was "
+        "short of memory"
+    )
+
+
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="nothing ties workers to the launcher")
 def test_workers_end_with_a_launcher_that_is_killed(slow_pictures, tmp_path):
     """And do not go on writing into a folder that is free for the next run."""
