@@ -1,6 +1,7 @@
 """--resume: what is believed, what is refused, and what is left alone."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -103,6 +104,22 @@ def without_first_record(path):
     path.write_bytes(path.read_bytes()[100:])
 
 
+def change(**fields):
+    """Changes a plan or a mark, but not the sha256 in it."""
+    return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def change_and_seal(**fields):
+    def spoil(path):
+        change(**fields)(path)
+        document = json.loads(path.read_text())
+        del document["sha256"]
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+        change(sha256=hashlib.sha256(text.encode()).hexdigest())(path)
+
+    return spoil
+
+
 SPOILT = {
     "the shard is gone": ("train-00001-of-00004.tfrecord", Path.unlink),
     "of another size": ("train-00001-of-00004.tfrecord", without_first_record),
@@ -118,7 +135,21 @@ SPOILT = {
     ),
     "the mark is of another plan": (
         "_tmp/train-00001-of-00004.done.json",
-        lambda p: p.write_text(json.dumps({**json.loads(p.read_text()), "plan": "0" * 64})),
+        change_and_seal(plan="0" * 64),
+    ),
+    "the mark is of another format": (
+        "_tmp/train-00001-of-00004.done.json",
+        change_and_seal(format=1),
+    ),
+    "the mark has other rejects": (
+        "_tmp/train-00001-of-00004.done.json",
+        change(rejects=[dict.fromkeys(("key", "path", "label", "reason", "detail"), "a")]),
+    ),
+    "the mark has other counts": ("_tmp/train-00001-of-00004.done.json", change(summary={})),
+    "the mark is a list": ("_tmp/train-00001-of-00004.done.json", lambda p: p.write_text("[]")),
+    "the mark is deep": (
+        "_tmp/train-00001-of-00004.done.json",
+        lambda p: p.write_text('{"format":' * 100_000),
     ),
 }
 
@@ -208,8 +239,7 @@ def test_other_inputs_are_refused_and_named(change, unfinished, capsys):
 
 
 def edit_plan(output, **changes):
-    path = output / "_tmp" / "plan.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    change_and_seal(**changes)(output / "_tmp" / "plan.json")
 
 
 def test_another_version_is_refused_and_named(unfinished, capsys):
@@ -252,14 +282,25 @@ def test_a_folder_that_moved_goes_on(unfinished, tmp_path):
     assert go_on(moved, "--max-reject-rate", "0.1") == 0
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b'{"format": 99}', b"[1]"])
-def test_a_plan_that_is_none(data, unfinished, capsys):
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "Expecting value: line 1 column 1 (char 0)"),
+        (b"{}", "format is None, this version reads 2"),
+        (b'{"format": 99}', "format is 99, this version reads 2"),
+        (b'{"format": 2, "config": [1]}', "its sha256 is not that of what it says"),
+        (b"[1]", "no JSON object"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_plan_that_is_none(data, problem, unfinished, capsys):
     (unfinished / "_tmp" / "plan.json").write_bytes(data)
     capsys.readouterr()
     assert go_on(unfinished) == 1
-    (message,) = said(capsys)
-    assert message.startswith(f"{unfinished}/_tmp/plan.json: ")
-    assert message.endswith("; begin again with --overwrite")
+    assert said(capsys) == [
+        f"{unfinished}/_tmp/plan.json: not as this version writes it: {problem}; begin again with "
+        "--overwrite"
+    ]
 
 
 def test_shards_of_nobody_knows_whom_are_refused(unfinished, capsys):
@@ -429,7 +470,7 @@ def test_two_real_runs_at_once(pictures, dataset, tmp_path):
 
 def test_a_worker_that_outlived_its_run_writes_no_more(unfinished):
     """As where a bucket, which has no lock, is given to two runs."""
-    digest = resume.digest_plan(json.loads((unfinished / "_tmp" / "plan.json").read_text()))
+    digest = resume.digest_plan(resume.read_plan(str(unfinished)))
     resume.check_still(str(unfinished), digest)
     for change in (
         lambda: edit_plan(unfinished, labels=["x"]),

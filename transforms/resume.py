@@ -2,6 +2,8 @@
 
 `_tmp/plan.json`: what was asked and what was found, written before the first shard.
 `_tmp/<shard>.done.json`: one for each finished shard, written after all its other files.
+
+Both bear a sha256 of what they say: what a disk or a person changed in them is not believed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from transforms.shards import SHARD_NAME, SHARD_SUFFIX, SplitSize
 PLAN = f"{files.WORK_FOLDER}/plan.json"
 # There while --overwrite removes the old set, so that a run that goes on removes the rest of it.
 OVERWRITING = f"{files.WORK_FOLDER}/overwriting"
-FORMAT = 1
+FORMAT = 2
 # Flags that may differ: the folder may have moved, and no shard depends on the rate.
 _FREE = ("output", "max_reject_rate")
 _MOST_DIFFERENCES = 4
@@ -107,8 +109,31 @@ def comparable_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def digest_plan(plan: Mapping[str, Any]) -> str:
     """Returns the sha256, in hex, of the plan's canonical JSON."""
-    text = json.dumps(plan, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return _digest(plan)
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _seal(document: Mapping[str, Any]) -> bytes:
+    return json.dumps({**document, "sha256": _digest(document)}, indent=1).encode() + b"\n"
+
+
+def _unseal(data: bytes) -> dict[str, Any]:
+    """Returns what `_seal` was given; raises ValueError for anything that it did not write."""
+    try:
+        document = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(document, dict):
+        raise ValueError("no JSON object")
+    if (found := document.get("format")) != FORMAT:
+        raise ValueError(f"format is {found!r}, this version reads {FORMAT}")
+    if document.pop("sha256", None) != _digest(document):
+        raise ValueError("its sha256 is not that of what it says")
+    return document
 
 
 def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -188,13 +213,11 @@ def read_plan(output: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     try:
-        plan = json.loads(data)
-        if plan["format"] == FORMAT:
-            return plan
-        problem = f"format is {plan['format']!r}, this version reads {FORMAT}"
-    except (ValueError, TypeError, KeyError) as error:
-        problem = f"not as tpufeed writes it: {error!r}"
-    raise DataError(f"{path}: {problem}; begin again with --overwrite")
+        return _unseal(data)
+    except ValueError as error:
+        raise DataError(
+            f"{path}: not as this version writes it: {error}; begin again with --overwrite"
+        ) from error
 
 
 def keep_plan(output: str, plan: Mapping[str, Any]) -> str:
@@ -208,8 +231,7 @@ def keep_plan(output: str, plan: Mapping[str, Any]) -> str:
     """
     before = read_plan(output)
     if before is None:
-        data = json.dumps(plan, indent=1).encode() + b"\n"
-        files.write_file(output, PLAN, data)
+        files.write_file(output, PLAN, _seal(plan))
     else:
         check_plan(before, plan, output=output)
     return digest_plan(plan)
@@ -255,7 +277,7 @@ def write_done(output: str, done: DoneShard, *, plan: str) -> None:
             [digest.hex(), key, label] for digest, (key, label) in done.contents if key in dropped
         ],
     }
-    files.write_file(output, done_name(name), json.dumps(document, indent=1).encode() + b"\n")
+    files.write_file(output, done_name(name), _seal(document))
 
 
 _INDEX = ("parquet", "idx")
@@ -268,11 +290,11 @@ def _index_path(output: str, name: str, suffix: str) -> str:
 def read_done(output: str, name: str, *, plan: str) -> DoneShard | None:
     """Returns a finished shard; None where it must be written, be it again.
 
-    The mark is not believed: the shard and its index are read, and hashed.
+    The mark is not believed: the shard and its index are read, and hashed, as it is itself.
     """
     try:
-        document = json.loads(files.read_file(files.join(output, *done_name(name).split("/"))))
-        if document["format"] != FORMAT or document["plan"] != plan:
+        document = _unseal(files.read_file(files.join(output, *done_name(name).split("/"))))
+        if document["plan"] != plan:
             return None
         summary = _read_summary(document["summary"])
         path = files.join(output, name + SHARD_SUFFIX)
