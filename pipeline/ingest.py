@@ -16,7 +16,7 @@ import apache_beam as beam
 from apache_beam import pvalue
 
 from pipeline import __version__
-from pipeline.config import IngestConfig
+from pipeline.config import IngestConfig, UsageError
 from pipeline.dataflow import Submission
 from pipeline.progress import choose_watch
 from pipeline.runner import plan_run, run_pipeline
@@ -25,7 +25,7 @@ from transforms.decoders import end_decoders
 from transforms.duplicates import TreatCopies
 from transforms.example import feature_specs
 from transforms.exif import exif_specs
-from transforms.globs import check_matches, common_root
+from transforms.globs import check_matches, common_root, find_match
 from transforms.labels import Labelling
 from transforms.manifest import (
     DUPLICATES,
@@ -191,8 +191,13 @@ def resolve_config(config: IngestConfig, *, decoders: int = 1, look: bool = True
       config: as it was given.
       decoders: for each shard, unless the configuration says.
       look: whether to see to it that inputs and exclusions are there.
+
+    Raises:
+      UsageError: a glob would take the run's own files for images.
+      DataError: an input or a file that is named is not there, or not as it must be.
     """
     inputs = tuple(map(_fetch_input, config.inputs))
+    _check_apart(config.output, inputs, splits=config.splits)
     for source in inputs if look else ():
         check_matches(source)  # before --overwrite removes anything
     roots = [source.pattern for source in inputs if source.kind == "glob"]
@@ -210,6 +215,22 @@ def resolve_config(config: IngestConfig, *, decoders: int = 1, look: bool = True
         known_labels=known,
         decoders=config.decoders or decoders,
     )
+
+
+def _check_apart(output: str, inputs: Sequence[Input], *, splits: Sequence[str]) -> None:
+    """Raises UsageError where a glob would take the run's own files for images."""
+    names = [MANIFEST, REJECTS, DUPLICATES, resume.PLAN]
+    for shard in [f"{split}-00000-of-00001" for split in splits]:
+        index = f"{INDEX_FOLDER}/{shard}"
+        names += [f"{shard}.tfrecord", f"{index}.parquet", f"{index}.idx", resume.done_name(shard)]
+    for source in inputs:
+        if source.kind == "glob" and (
+            name := find_match(source.pattern, folder=output, names=names)
+        ):
+            raise UsageError(
+                f"--output {output}: --input {source.pattern} would take {name} there for an "
+                "image; give a folder elsewhere, or a narrower pattern, as in '**/*.jpg'"
+            )
 
 
 def _fetch_input(source: Input) -> Input:

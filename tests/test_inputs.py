@@ -671,3 +671,42 @@ def test_mnist_whole(shared, out):
             np.testing.assert_array_equal(classes.numpy(), labels[items])
             seen[items] = True
         assert seen.all()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "below", "name"),
+    [
+        ("**", "rec", "dataset.json"),
+        ("*/*", "rec", "dataset.json"),
+        ("*/*.tfrecord", "rec", "train-00000-of-00001.tfrecord"),
+        ("**/*.idx", "a/rec", "index/train-00000-of-00001.idx"),
+        ("a/rec/_tmp/p*", "a/rec", "_tmp/plan.json"),
+        ("**", ".", "dataset.json"),
+        ("*/*", "link", "dataset.json"),
+    ],
+)
+def test_an_output_that_the_pattern_would_read_is_refused(tmp_path, pattern, below, name, capsys):
+    """A run that goes on would find its own files among its inputs."""
+    folder = tmp_path / "in"
+    draw(folder / "a" / "1.png", seed=1)
+    (tmp_path / "link").symlink_to("in/rec")
+    output = tmp_path / "link" if below == "link" else folder / below
+    assert ingest(output, "--input", f"{folder}/{pattern}") == 2
+    assert capsys.readouterr().err == (
+        f"tpufeed ingest: error: --output {output}: --input {folder}/{pattern} would take {name} "
+        "there for an image; give a folder elsewhere, or a narrower pattern, as in '**/*.jpg'\n"
+    )
+    assert [path.name for path in folder.rglob("*")] == ["a", "1.png"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "below"), [("**/*.png", "rec"), ("*/1.*", "rec"), ("*/*", "../rec"), ("a/*", ".")]
+)
+def test_an_output_below_the_pattern_that_it_does_not_match(tmp_path, pattern, below):
+    folder = tmp_path / "in"
+    draw(folder / "a" / "1.png", seed=1)
+    out = Path(os.path.normpath(folder / below))
+    resume = ["--resume"] if below == "." else []  # into a folder that is not empty
+    assert ingest(out, "--input", f"{folder}/{pattern}", *resume) == 0
+    key = "1.png" if below == "." else "a/1.png"
+    assert labelled(out) == {key: ("train", "a", 0)}

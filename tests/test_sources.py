@@ -18,7 +18,14 @@ from apache_beam.io.filesystem import FileMetadata, FileSystem
 from apache_beam.testing.util import assert_that, equal_to
 
 from transforms.example import FeatureSpec
-from transforms.globs import common_root, is_system_file, key_of, list_glob, split_pattern
+from transforms.globs import (
+    common_root,
+    find_match,
+    is_system_file,
+    key_of,
+    list_glob,
+    split_pattern,
+)
 from transforms.idx import list_idx, read_idx
 from transforms.prepare import read_source
 from transforms.records import (
@@ -545,6 +552,29 @@ def test_patterns_that_match_nothing(tmp_path, rest, message):
     pattern = f"{tmp_path}/{rest}"
     found = refused(list_glob, Input(pattern), root=str(tmp_path), grouping=KEY)
     assert found == f"--input {pattern}: {message.replace('{pattern}', pattern)}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folder", "expected"),
+    [
+        ("gs://b/**", "gs://b/rec", "dataset.json"),
+        ("gs://b/**", "gs://b/rec/", "dataset.json"),
+        ("gs://b/*/*", "gs://b/rec", "dataset.json"),
+        ("gs://b/*/*/*", "gs://b/rec", "index/a.idx"),
+        ("gs://b/*/*", "gs://b/rec/1", ""),
+        ("gs://b/**.jpg", "gs://b/rec", ""),
+        ("gs://b/**", "gs://c/rec", ""),
+        ("gs://b/**", "/b/rec", ""),
+        ("/b/**", "gs://b/rec", ""),
+        ("/b/**", "/b/rec", "dataset.json"),
+        ("/b/**", "/b", "dataset.json"),
+        ("/b/**", "/bc/rec", ""),
+        ("/b/**", "/", ""),
+    ],
+)
+def test_find_match(pattern, folder, expected):
+    names = ["dataset.json", "index/a.idx"]
+    assert find_match(pattern, folder=folder, names=names) == expected
 
 
 def test_a_file_where_a_folder_is_meant(tmp_path):

@@ -143,6 +143,23 @@ def match_files(pattern: str) -> Iterator[tuple[str, int, tuple[str, str] | None
             yield path, -1, ("unreadable", "no regular file")
 
 
+def find_match(pattern: str, *, folder: str, names: Iterable[str]) -> str:
+    """Returns the first of the names, relative to the folder, that a glob matches; "" for none."""
+    remote = files.is_remote(pattern)
+    if remote != files.is_remote(folder):
+        return ""
+    fixed, rest = ("", pattern) if remote else split_pattern(pattern)
+    matches = _translate(rest, pattern)
+    if not remote:  # folders that are links are not entered
+        fixed, folder = os.path.realpath(fixed), os.path.realpath(folder)
+    fixed = files.join(fixed, "") if fixed else ""
+    for name in names:
+        path = files.join(folder, name)
+        if path.startswith(fixed) and matches(path.removeprefix(fixed)):
+            return name
+    return ""
+
+
 def _match_remote(pattern: str) -> Iterator[tuple[str, int, None]]:
     try:
         with files.asking_store(pattern):
