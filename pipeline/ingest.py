@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import apache_beam as beam
 from apache_beam import pvalue
@@ -325,12 +325,7 @@ def prepare_output(config: IngestConfig) -> bool:
                 "another folder, or --overwrite to replace the data set in it"
                 + (", or --resume to go on with it" if begun else "")
             )
-        for name in sorted(set(names) - set(ours)):
-            if any(name.startswith(f"{split}-") for split in config.splits):
-                raise DataError(
-                    f"--output {output}: {name} is not tpufeed's but a glob of its split would "
-                    "match it: move it away"
-                )
+        _check_strangers(sorted(set(names) - set(ours)), output=output, splits=config.splits)
         if config.resume and resume.OVERWRITING not in names:
             if not _go_on(config, ours):
                 return False
@@ -340,6 +335,20 @@ def prepare_output(config: IngestConfig) -> bool:
     except OSError as error:
         raise DataError(f"--output {output}: {error.strerror or error}") from error
     return True
+
+
+def _check_strangers(names: Iterable[str], *, output: str, splits: Sequence[str]) -> None:
+    """Raises DataError for a name that is not ours and would stand in the way."""
+    for name in names:
+        if name in (INDEX_FOLDER, files.WORK_FOLDER):
+            raise DataError(
+                f"--output {output}: {name} is a file or a link there, not a folder: move it away"
+            )
+        if any(name.startswith(f"{split}-") for split in splits):
+            raise DataError(
+                f"--output {output}: {name} is not tpufeed's but a glob of its split would match "
+                "it: move it away"
+            )
 
 
 def _is_ours(name: str) -> bool:

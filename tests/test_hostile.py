@@ -529,6 +529,30 @@ def test_a_store_that_nobody_knows_is_named_with_its_line(tmp_path, capsys, cell
     )
 
 
+@pytest.mark.parametrize("name", ["index", "_tmp"])
+@pytest.mark.parametrize("flag", ["--overwrite", "--resume"])
+@pytest.mark.parametrize("kind", ["link", "broken link", "file"])
+def test_nothing_is_written_through_a_link_to_a_folder(tmp_path, name, flag, kind, capsys):
+    draw(tmp_path / "in" / "a" / "1.png", seed=1)
+    precious, output = tmp_path / "precious", tmp_path / "out"
+    output.mkdir()
+    if kind == "link":
+        precious.mkdir()
+        (precious / "train-00000-of-00001.idx").write_text("keep")
+    if kind == "file":
+        (output / name).write_text("keep")
+    else:
+        (output / name).symlink_to(precious)
+    assert ingest(f"{tmp_path}/in/*/*", output, flag) == 1
+    assert capsys.readouterr().err == (
+        f"tpufeed ingest: error: --output {output}: {name} is a file or a link there, not a "
+        "folder: move it away\n"
+    )
+    assert [path.name for path in output.rglob("*")] == [name]
+    if kind == "link":
+        assert [path.read_text() for path in precious.iterdir()] == ["keep"]
+
+
 def test_links_in_the_output_are_not_followed_when_it_is_replaced(tmp_path):
     """What a link leads to stays; the link, where it has one of our names, is replaced."""
     draw(tmp_path / "in" / "a" / "1.jpg", seed=1)
