@@ -530,8 +530,13 @@ def check_reject_rate(
             f"--max-reject-rate {max_reject_rate:g}: see {where}; mend the inputs, or "
             "raise the rate and go on with --resume"
         )
+    if not records and not reasons:
+        raise DataError(
+            "no image was found: the tables have no rows, or all files are a system's own, as "
+            ".DS_Store; see --input"
+        )
     if not records:
-        raise DataError(f"no input became a record ({reasons or 'none found'}): see {where}")
+        raise DataError(f"no input became a record ({reasons}): see {where}")
 
 
 def merge_columns(columns: Iterable[Columns]) -> tuple[FeatureSpec, ...]:
