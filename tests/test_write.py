@@ -17,7 +17,7 @@ from helpers import COLLECTED, collect, draw
 from transforms.image import PixelPolicy
 from transforms.ordered import map_in_order
 from transforms.records import DataError, ImageRef, Reject, ShardSummary
-from transforms.resume import keep_plan
+from transforms.resume import FORMAT, keep_plan
 from transforms.screen import Exclusions
 from transforms.shards import place_of, shard_name
 from transforms.tables import Columns
@@ -82,7 +82,7 @@ def begin(output) -> str:
     """Writes plan.json, as KeepPlan does before any shard; returns its digest."""
     if output.is_file():
         return ""
-    return keep_plan(str(output), {"format": 1})
+    return keep_plan(str(output), {"format": FORMAT})
 
 
 def write(refs, output, *, plan, exclusions=None):
@@ -240,7 +240,6 @@ def test_write_duplicates(tmp_path):
         (98, {"excluded": 200}, 0.01, True),
         (1, {"corrupt": 99}, 1, True),
         (0, {"corrupt": 3}, 1, False),
-        (0, {}, 0.01, False),
     ],
 )
 def test_check_reject_rate(records, rejects, rate, passes):
@@ -253,6 +252,11 @@ def test_check_reject_rate(records, rejects, rate, passes):
     with pytest.raises(DataError) as caught:
         check()
     assert "/out/rejects.jsonl" in str(caught.value)
+
+
+def test_no_image_at_all():
+    with pytest.raises(DataError, match="^no image was found: the tables have no rows, or all "):
+        check_reject_rate(0, {}, max_reject_rate=1, output="/out")
 
 
 def test_check_reject_rate_says_what_to_do():
