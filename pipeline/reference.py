@@ -35,6 +35,8 @@ _LOW_QUALITY = 50
 # What encoding as JPEG may move the mean of a channel by.
 _JPEG_MEAN_TOLERANCE = 4.0
 _MOST_FINDINGS = 20
+# Reasons found while inputs are listed: of these alone another input may have the key.
+WHEN_LISTED = ("bad_name", "missing", "unreadable")
 # How `fit_reference` resizes.
 _MODES = ("cover", "stretch", "pad", "contain", "none", "shortest", "longest")
 # Of others, Pillow would call a program for one: PostScript.
@@ -228,9 +230,14 @@ def check_sources(
         rejects = read_list(directory, manifest.REJECTS, path=manifest.REJECTS)
     except (OSError, ValueError) as error:
         return [str(error)]
-    listed = {key: (source, label) for key, source, label in list_sources(contents)}
+    inputs = {(k, os.path.normpath(source)): v for k, source, v in list_sources(contents)}
     indexed = {row["key"]: row for split in rows.values() for row in split}
+    refused = {(reject["key"], os.path.normpath(reject["path"])) for reject in rejects}
+    # One key may have two paths, of which one was rejected: the other is the record's.
+    ordered = sorted(inputs.items(), key=lambda item: item[0] not in refused)
+    listed = {key: (source, label) for (key, source), label in ordered}
     findings = _check_complete(listed, indexed, {reject["key"] for reject in rejects})
+    findings += _check_rejects(rejects, inputs)
     places = {
         row["key"]: (shard.name, row)
         for name, split in contents.splits.items()
@@ -319,6 +326,24 @@ def _check_complete(
                 f"{source!r}: its label is {label!r}, index/ says {indexed[key]['label']!r}"
             )
     return findings
+
+
+def _check_rejects(
+    rejects: Sequence[Mapping[str, Any]], listed: Mapping[tuple[str, str], str]
+) -> Iterator[str]:
+    """Compares rejects with the inputs that have their keys; some may be gone, being faulty."""
+    sources: dict[str, list[str]] = {}
+    for key, source in listed:
+        sources.setdefault(key, []).append(source)
+    for reject in rejects:
+        key, path, found = reject["key"], os.path.normpath(reject["path"]), reject["label"]
+        if key not in sources or reject["reason"] == "excluded":
+            continue
+        if (label := listed.get((key, path))) is None:
+            yield f"{manifest.REJECTS}: key {key!r}: path is {path!r}, it is {sources[key][0]!r}"
+        # What was rejected as it was listed has its label as it was found.
+        elif found != label and reject["reason"] not in WHEN_LISTED:
+            yield f"{manifest.REJECTS}: key {key!r}: label is {found!r}, it is {label!r}"
 
 
 def _check_source(

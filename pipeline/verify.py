@@ -23,7 +23,7 @@ import pyarrow
 import pyarrow.compute
 
 from pipeline.lists import parse_list
-from pipeline.reference import check_picture, check_sources, class_ids, shorten
+from pipeline.reference import WHEN_LISTED, check_picture, check_sources, class_ids, shorten
 from transforms import example, files, manifest
 from transforms.example import Record
 from transforms.manifest import Manifest, Shard, Split
@@ -47,8 +47,6 @@ _COLUMNS = {
     **dict.fromkeys(_LEAST, pyarrow.int64()),
 }
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Reasons found while inputs are listed: of these alone another input may have the key.
-_WHEN_LISTED = ("bad_name", "missing", "unreadable")
 _MAGIC = {"jpeg": b"\xff\xd8\xff", "original": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 
@@ -440,7 +438,7 @@ class _Checker:
                 digest = key.removeprefix("sha256:")
                 if path or reject["label"] or digest == key or not _SHA256.fullmatch(digest):
                     problem = "excluded, but not only by the hash of its key"
-            elif key in sources and (path == sources[key] or reason not in _WHEN_LISTED):
+            elif key in sources and (path == sources[key] or reason not in WHEN_LISTED):
                 problem = f"key {_short(key)} is that of a record"
             if problem:
                 found.append(f"{manifest.REJECTS}: line {number + 1}: {problem}")

@@ -270,11 +270,50 @@ def test_what_cannot_be_listed_may_have_the_key_of_a_record(tmp_path):
     (tmp_path / "list.csv").write_text(
         "path,label,key\nin/good.png,a,one\nin/ba\x01d.png,a,one\nin/other.png,a,two\n"
     )
-    flags = ["--image-size", "8", "--max-reject-rate", "1"]
+    flags = ["--image-size", "8", "--max-reject-rate", "1", "--encoding", "png"]
     assert ingest(tmp_path / "list.csv", tmp_path / "out", *flags) == 0
     (line,) = (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()
     assert (json.loads(line)["key"], json.loads(line)["reason"]) == ("one", "bad_name")
-    assert verify_dataset(str(tmp_path / "out"), depth="deep") == []
+    assert verify_dataset(str(tmp_path / "out"), depth="deep", sources=3) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"label": "a"}, "key 'b/text.png': label is 'a', it is 'b'"),
+        ({"path": "/elsewhere"}, "key 'b/text.png': path is '/elsewhere', it is '"),
+    ],
+)
+def test_a_reject_is_compared_with_its_input(copied, change, said):
+    change_rejects(copied, lambda rejects: rejects[1].update(change))
+    assert verify_dataset(str(copied)) == []  # nothing else tells
+    (finding,) = verify_dataset(str(copied), sources=1)
+    assert finding.startswith(f"rejects.jsonl: {said}")
+
+
+def test_a_reject_whose_input_was_removed_is_none_the_less_right(tmp_path):
+    draw(tmp_path / "in" / "a" / "good.png", seed=1, size=(12, 10))
+    (tmp_path / "in" / "a" / "empty.png").touch()
+    flags = ["--image-size", "8", "--max-reject-rate", "1", "--encoding", "png"]
+    assert ingest(f"{tmp_path}/in/*/*", tmp_path / "out", *flags) == 0
+    (tmp_path / "in" / "a" / "empty.png").unlink()
+    assert verify_dataset(str(tmp_path / "out"), sources=3) == []
+
+
+def test_rejects_of_an_idx_file_are_compared_as_well(tmp_path):
+    (tmp_path / "in").mkdir()
+    for stem in ("train", "t10k"):
+        pictures = bytes(range(64)) + bytes(range(64)) + bytes(64)
+        header = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (3, 8, 8))
+        (tmp_path / "in" / f"{stem}-images-idx3-ubyte").write_bytes(header + pictures)
+        header = b"\0\0\x08\x01" + (3).to_bytes(4, "big")
+        (tmp_path / "in" / f"{stem}-labels-idx1-ubyte").write_bytes(header + bytes([1, 1, 0]))
+    flags = ["--image-size", "8", "--channels", "1", "--encoding", "png", "--duplicates", "drop"]
+    assert ingest(f"idx:{tmp_path}/in", tmp_path / "out", *flags) == 0
+    lines = (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()
+    paths = [json.loads(line)["path"] for line in lines]
+    assert [path[-2:] for path in paths] == ["#1", "#0", "#1", "#2"]
+    assert verify_dataset(str(tmp_path / "out"), depth="deep", sources=9) == []
 
 
 @pytest.mark.parametrize("change", ["newline", "crlf", "cut", "line more", "not ascii"])
