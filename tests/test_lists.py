@@ -394,11 +394,32 @@ def test_a_configuration_that_names_no_sources(copied, name, value, said):
         ]
 
 
-def test_a_seed_that_is_no_number(copied):
-    path = copied / "dataset.json"
+def edit_config(folder, **fields):
+    path = folder / "dataset.json"
     document = json.loads(path.read_text())
-    document["config"]["seed"] = "1"
+    document["config"].update(fields)
     path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"inputs": 3}, {"inputs": [{}]}, {"pixels": None}, {"split_by": []}, {"weights": 1}]
+)
+def test_report_says_that_a_configuration_is_not_ours(copied, capsys, fields):
+    edit_config(copied, **fields)
+    err = said_by(capsys, "report", copied)
+    assert err.startswith(
+        f"tpufeed report: error: {copied}/dataset.json: config is not as tpufeed ingest writes it: "
+    )
+
+
+def test_inspect_shows_a_set_whatever_its_configuration_says(copied, capsys):
+    edit_config(copied, duplicates=[])
+    assert main(["inspect", str(copied)]) == 0
+    assert "contents under several keys: 1, " in capsys.readouterr().out
+
+
+def test_a_seed_that_is_no_number(copied):
+    edit_config(copied, seed="1")
     expected = ["dataset.json: config.seed is '1', no whole number"]
     assert verify_dataset(str(copied), depth="quick") == expected
 
