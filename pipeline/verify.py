@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import google_crc32c
+import numpy as np
 import pyarrow
 import pyarrow.compute
 
@@ -46,6 +47,7 @@ _COLUMNS = {
     **dict.fromkeys(("key", "source", "label", "source_sha256"), pyarrow.string()),
     **dict.fromkeys(_LEAST, pyarrow.int64()),
 }
+_MOST_PIXELS = 2**40  # the most that --max-pixels allows
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAGIC = {"jpeg": b"\xff\xd8\xff", "original": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
@@ -309,11 +311,8 @@ class _Checker:
             least = pyarrow.compute.min(values).as_py() if name in _LEAST else None
             if least is not None and least < _LEAST[name]:
                 raise ValueError(f"column {name} has {least}, less than {_LEAST[name]}")
-        rows = table.to_pylist()
-        for number, row in enumerate(rows):
-            if problem := _row_problem(row):
-                raise ValueError(f"row {number}: {problem}")
-        return rows
+        _check_values(table, channels=self.manifest.channels)
+        return table.to_pylist()
 
     def _check_idx(self, shard: Shard, rows: list[dict[str, Any]]) -> None:
         name = _index_names(shard.name)[1]
@@ -610,17 +609,30 @@ def _agree(what: str, found: Any, indexed: Any) -> None:
         raise ValueError(f"{what} is {_short(found)}, index/ says {_short(indexed)}")
 
 
-def _row_problem(row: Mapping[str, Any]) -> str:
-    """Returns what no picture can have, of a row whose columns are of the right kind."""
-    if not _SHA256.fullmatch(row["source_sha256"]):
-        return f"source_sha256 is {_short(row['source_sha256'])}"
-    if not row["source"]:
-        return "source is empty"
-    for total, squares in zip(*(row[name] for name in _CHANNEL_LISTS), strict=True):
-        # Levels are 0 to 255: no square is less than its level, none more than 255 times that.
-        if total > 255 * row["pixels"] or not total <= squares <= 255 * total:
-            return f"{row['pixels']} pixels cannot sum up to {total}, their squares to {squares}"
-    return ""
+def _check_values(table: Any, *, channels: int) -> None:
+    """Looks at the values of an index whose columns are of the right kind, all rows at once.
+
+    Raises:
+      ValueError: no picture can have them; names the row.
+    """
+    compute = pyarrow.compute
+    for name, form in (("source_sha256", "^[0-9a-f]{64}$"), ("source", "(?s)^.")):
+        found = compute.index(compute.match_substring_regex(table[name], form), False).as_py()
+        if found >= 0:
+            raise ValueError(f"row {found}: {name} is {_short(table[name][found].as_py())}")
+    pixels = np.repeat(table["pixels"].to_numpy(), channels)
+    totals, squares = (compute.list_flatten(table[n]).to_numpy() for n in _CHANNEL_LISTS)
+    # Levels are 0 to 255: no square is less than its level, none more than 255 times that. What is
+    # out of bounds is told first, so that no product is too long.
+    wrong = (pixels > _MOST_PIXELS) | (totals > 255 * np.minimum(pixels, _MOST_PIXELS))
+    most = 255 * np.minimum(totals, 255 * _MOST_PIXELS)
+    wrong |= (squares < totals) | (squares > most)
+    if wrong.any():
+        number = int(wrong.argmax())
+        raise ValueError(
+            f"row {number // channels}: {pixels[number]} pixels cannot sum up to {totals[number]}, "
+            f"their squares to {squares[number]}"
+        )
 
 
 def _index_names(shard: str) -> tuple[str, str]:
