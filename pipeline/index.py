@@ -14,13 +14,13 @@ from transforms.records import DataError
 from transforms.shards import SHARD_SUFFIX
 
 
-def read_index(directory: str, shard: Shard, *, columns: Sequence[str]) -> Any:
+def read_index(directory: str, shard: Shard, *, columns: Sequence[str] | None = None) -> Any:
     """Reads columns of one shard's index.
 
     Args:
       directory: the data set.
       shard: which.
-      columns: of docs/format.md.
+      columns: of docs/format.md, None for all.
 
     Returns:
       A pyarrow.Table of `shard.records` rows, in the order of the shard.

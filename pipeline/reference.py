@@ -12,15 +12,16 @@ import glob
 import gzip
 import hashlib
 import io
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from pipeline.lists import read_list
 from transforms import files, manifest
 from transforms.example import Record, parse_example, read_record
 from transforms.manifest import Manifest
@@ -34,6 +35,10 @@ _LOW_QUALITY = 50
 # What encoding as JPEG may move the mean of a channel by.
 _JPEG_MEAN_TOLERANCE = 4.0
 _MOST_FINDINGS = 20
+# Reasons found while inputs are listed: of these alone another input may have the key.
+WHEN_LISTED = ("bad_name", "missing", "unreadable")
+# How `fit_reference` resizes.
+_MODES = ("cover", "stretch", "pad", "contain", "none", "shortest", "longest")
 # Of others, Pillow would call a program for one: PostScript.
 _RECORD_FORMATS = ("JPEG", "PNG")
 _SOURCE_FORMATS = (*_RECORD_FORMATS, "GIF", "BMP", "WEBP", "TIFF", "AVIF")
@@ -220,9 +225,19 @@ def check_sources(
     Returns:
       Findings, a line each.
     """
-    listed = {key: (source, label) for key, source, label in list_sources(contents)}
+    try:
+        check_config(contents.config)
+        rejects = read_list(directory, manifest.REJECTS, path=manifest.REJECTS)
+    except (OSError, ValueError) as error:
+        return [str(error)]
+    inputs = {(k, os.path.normpath(source)): v for k, source, v in list_sources(contents)}
     indexed = {row["key"]: row for split in rows.values() for row in split}
-    findings = _check_complete(directory, listed, indexed)
+    refused = {(reject["key"], os.path.normpath(reject["path"])) for reject in rejects}
+    # One key may have two paths, of which one was rejected: the other is the record's.
+    ordered = sorted(inputs.items(), key=lambda item: item[0] not in refused)
+    listed = {key: (source, label) for (key, source), label in ordered}
+    findings = _check_complete(listed, indexed, {reject["key"] for reject in rejects})
+    findings += _check_rejects(rejects, inputs)
     places = {
         row["key"]: (shard.name, row)
         for name, split in contents.splits.items()
@@ -233,8 +248,9 @@ def check_sources(
         shard, row = places[key]
         try:
             _check_source(directory, contents, shard, row, listed.get(key))
-        except (OSError, ValueError) as error:
-            findings.append(f"{shard}: record {key!r}: {error}")
+        except (OSError, ValueError, LookupError, OverflowError, MemoryError) as error:
+            said = str(error) or type(error).__name__
+            findings.append(f"{shard}: record {key!r}: {said}")
     return shorten(findings, limit=_MOST_FINDINGS)
 
 
@@ -255,13 +271,51 @@ def _pair(
             yield shard, next(remaining)
 
 
+def check_config(config: Mapping[str, Any]) -> None:
+    """Sees to it that the configuration has what it takes to read sources again.
+
+    Raises:
+      ValueError: names dataset.json and the field.
+    """
+    pixels = config.get("pixels")
+    pixels = pixels if isinstance(pixels, dict) else {}
+    fields = {
+        "inputs": (config.get("inputs"), _is_inputs),
+        "root": (config.get("root"), lambda value: isinstance(value, str) and value != ""),
+        "pixels.mode": (pixels.get("mode"), lambda value: value in _MODES),
+        **{
+            f"pixels.{name}": (pixels.get(name), lambda v: type(v) is int and 0 < v < 2**31)
+            for name in ("width", "height", "quality")
+        },
+        "pixels.background": (pixels.get("background"), _is_color),
+    }
+    for name, (value, test) in fields.items():
+        if not test(value):
+            said = ascii(value) if len(ascii(value)) <= 80 else ascii(value)[:77] + "..."
+            raise ValueError(
+                f"{manifest.MANIFEST}: config.{name} is {said}, so no source can be read again"
+            )
+
+
+def _is_inputs(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(source, dict) and isinstance(source.get("pattern"), str) for source in value
+    )
+
+
+def _is_color(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(type(level) is int and 0 <= level <= 255 for level in value)
+    )
+
+
 def _check_complete(
-    directory: str,
     listed: Mapping[str, tuple[str, str]],
     indexed: Mapping[str, Mapping[str, Any]],
+    rejected: AbstractSet[str],
 ) -> list[str]:
-    with files.open_file(files.join(directory, manifest.REJECTS)) as file:
-        rejected = {json.loads(line)["key"] for line in file}
     findings = []
     for key, (source, label) in sorted(listed.items()):
         hashed = "sha256:" + hashlib.sha256(os.fsencode(key)).hexdigest()
@@ -272,6 +326,24 @@ def _check_complete(
                 f"{source!r}: its label is {label!r}, index/ says {indexed[key]['label']!r}"
             )
     return findings
+
+
+def _check_rejects(
+    rejects: Sequence[Mapping[str, Any]], listed: Mapping[tuple[str, str], str]
+) -> Iterator[str]:
+    """Compares rejects with the inputs that have their keys; some may be gone, being faulty."""
+    sources: dict[str, list[str]] = {}
+    for key, source in listed:
+        sources.setdefault(key, []).append(source)
+    for reject in rejects:
+        key, path, found = reject["key"], os.path.normpath(reject["path"]), reject["label"]
+        if key not in sources or reject["reason"] == "excluded":
+            continue
+        if (label := listed.get((key, path))) is None:
+            yield f"{manifest.REJECTS}: key {key!r}: path is {path!r}, it is {sources[key][0]!r}"
+        # What was rejected as it was listed has its label as it was found.
+        elif found != label and reject["reason"] not in WHEN_LISTED:
+            yield f"{manifest.REJECTS}: key {key!r}: label is {found!r}, it is {label!r}"
 
 
 def _check_source(

@@ -27,8 +27,8 @@ from pipeline.survey import (
 )
 from pipeline.thumbnails import Thumbnail, read_thumbnails
 from transforms import files
-from transforms.manifest import Manifest, load_manifest
-from transforms.records import CHOICES
+from transforms.manifest import MANIFEST, Manifest, load_manifest
+from transforms.records import CHOICES, DataError
 
 REPORT = "report.html"
 MOST_BYTES = 8_000_000  # of all pictures, as they stand in the page
@@ -92,6 +92,7 @@ def render_report(directory: str, manifest: Manifest) -> str:
     """
     from markupsafe import Markup
 
+    command, configuration = _describe_config(directory, manifest.config)
     order = sorted(manifest.splits, key=lambda name: (name != "train", name))
     manifest = dataclasses.replace(manifest, splits={s: manifest.splits[s] for s in order})
     rejects = read_rejects(directory, manifest)
@@ -102,7 +103,7 @@ def render_report(directory: str, manifest: Manifest) -> str:
     plots = _draw(manifest, survey)
     split = next((name for name in order if manifest.splits[name].records), order[0])
     code = {
-        "command": command_of(manifest.config),
+        "command": command,
         "reader": reader_of(manifest, directory=directory, split=split),
         "plain_reader": plain_reader_of(manifest, directory=directory, split=split),
     }
@@ -130,7 +131,7 @@ def render_report(directory: str, manifest: Manifest) -> str:
             conflicts=sum(len(content.labels) > 1 for content in contents),
             leaks=sum(len(_splits_of(content, survey)) > 1 for content in contents),
             most_contents=_MOST_CONTENTS,
-            configuration=_configuration(manifest.config),
+            configuration=configuration,
             **{name: _lines(text) for name, text in code.items()},
         )
     )
@@ -361,6 +362,18 @@ def _moments(manifest: Manifest) -> str:
     mean = " ".join(f"{value:.4f}" for value in manifest.channel_mean)
     std = " ".join(f"{value:.4f}" for value in manifest.channel_std)
     return f"mean {mean}, standard deviation {std}"
+
+
+def _describe_config(
+    directory: str, config: Mapping[str, Any]
+) -> tuple[str, list[tuple[str, str]]]:
+    try:
+        return command_of(config), _configuration(config)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{files.join(directory, MANIFEST)}: config is not as tpufeed ingest writes it: "
+            f"{error!r}"
+        ) from error
 
 
 def _configuration(config: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -7,11 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.index import read_index
+from pipeline.lists import read_list
 from pipeline.messages import printable
 from transforms import files
 from transforms.example import parse_example, read_record
-from transforms.manifest import DUPLICATES, INDEX_FOLDER, Manifest, Shard, load_manifest
-from transforms.shards import SHARD_SUFFIX
+from transforms.manifest import DUPLICATES, Manifest, Shard, load_manifest
+from transforms.records import DataError
 
 _MOST_ROWS = 50  # classes that are named
 
@@ -178,12 +180,12 @@ def describe_duplicates(directory: str, *, mode: str) -> str:
         "drop": "; the first by key of each was kept (every source was read once more)",
     }
     text = f"  contents under several keys: {duplicates}, with several labels: {conflicts}"
-    return text + treated.get(mode, "") + (f": see {DUPLICATES}" if conflicts else "")
+    return text + treated.get(str(mode), "") + (f": see {DUPLICATES}" if conflicts else "")
 
 
 def _count_duplicates(directory: str) -> tuple[int, int]:
-    lines = files.read_file(files.join(directory, DUPLICATES)).splitlines()
-    return len(lines), sum(len(set(json.loads(line)["labels"])) > 1 for line in lines)
+    contents = read_list(directory, DUPLICATES)
+    return len(contents), sum(len(set(content["labels"])) > 1 for content in contents)
 
 
 def locate(manifest: Manifest, *, split: str, record: int) -> tuple[Shard, int]:
@@ -209,23 +211,24 @@ def read_one(
 
     Returns:
       What is known of it, and its picture as stored.
-    """
-    from transforms.parquet import read_parquet
 
+    Raises:
+      DataError: the shard or its index is damaged; names the file.
+    """
     shard, number = locate(manifest, split=split, record=record)
-    stem = shard.name.removesuffix(SHARD_SUFFIX)
-    index = files.read_file(files.join(directory, INDEX_FOLDER, stem + ".parquet"))
-    row = read_parquet(index).slice(number, 1).to_pylist()[0]
-    with files.open_file(files.join(directory, shard.name)) as file:
-        file.seek(row["offset"])
-        framed = file.read(row["size"])
-    features = parse_example(framed[12:-4])
-    parts = read_record(features, schema=manifest.schema, kind=manifest.label_kind)
-    if parts.key != row["key"]:
-        raise ValueError(
-            f"{shard.name}, record {number}: its key is {parts.key!r}, index/ says {row['key']!r}: "
-            "run tpufeed verify"
-        )
+    row = read_index(directory, shard).slice(number, 1).to_pylist()[0]
+    try:
+        features = parse_example(_read_payload(files.join(directory, shard.name), row))
+        parts = read_record(features, schema=manifest.schema, kind=manifest.label_kind)
+        if parts.key != row["key"]:
+            raise DataError(f"its key is {parts.key!r}, index/ says {row['key']!r}")
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError) as error:
+        # TypeError: of a column of another kind, or that is not there.
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataError(
+            f"{shard.name}, record {number}: {' '.join(said.split()) or type(error).__name__}: run "
+            f"tpufeed verify {directory}"
+        ) from error
     if manifest.label_kind == "none":
         del row["label"], row["class"]
     facts = {
@@ -242,6 +245,15 @@ def read_one(
         "image_bytes": len(parts.image),
     }
     return facts, parts.image
+
+
+def _read_payload(path: str, row: Mapping[str, Any]) -> bytes:
+    with files.open_file(path) as file:
+        file.seek(row["offset"])
+        framed = file.read(row["size"])
+    if len(framed) != row["size"]:
+        raise DataError(f"{len(framed)} bytes, index/ says {row['size']}: the file is cut")
+    return framed[12:-4]
 
 
 def _as_picture(image: bytes, manifest: Manifest, facts: dict[str, Any]) -> bytes:

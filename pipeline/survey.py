@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import pyarrow
 import pyarrow.compute
 
 from pipeline.index import read_index
+from pipeline.lists import read_list
 from transforms import files
 from transforms.manifest import DUPLICATES, REJECTS, Manifest, Shard
 from transforms.records import DataError
@@ -310,10 +310,7 @@ def read_contents(directory: str) -> tuple[Content, ...]:
 
 
 def _read_lines(directory: str, name: str) -> Iterable[Any]:
-    path = files.join(directory, name)
     try:
-        return [json.loads(line) for line in files.read_file(path).splitlines()]
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: missing: run tpufeed verify {directory}") from error
-    except ValueError as error:
-        raise DataError(f"{path}: {error}: run tpufeed verify {directory}") from error
+        return read_list(directory, name)
+    except DataError as error:
+        raise DataError(f"{error}: run tpufeed verify {directory}") from error

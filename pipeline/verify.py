@@ -15,14 +15,16 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import google_crc32c
+import numpy as np
 import pyarrow
 import pyarrow.compute
 
-from pipeline.reference import check_picture, check_sources, class_ids, shorten
+from pipeline.lists import parse_list
+from pipeline.reference import WHEN_LISTED, check_picture, check_sources, class_ids, shorten
 from transforms import example, files, manifest
 from transforms.example import Record
 from transforms.manifest import Manifest, Shard, Split
@@ -33,12 +35,20 @@ from transforms.shards import SHARD_NAME, SHARD_SUFFIX, place_of, shard_of
 DEPTHS = ("quick", "full", "deep")
 _MOST_FINDINGS_A_FILE = 10
 _CRC_MASK = 0xA282EAD8
-# The columns of index/ that something is checked by; of the lists, their elements.
+# The columns of index/; of the lists, their elements.
 _CHANNEL_LISTS = ("channel_sum", "channel_sum_of_squares")
+# The smallest value of each: a record has 16 bytes of framing, a source and a picture have pixels.
+_LEAST = {
+    **{"class": -1, "source_bytes": 1, "source_width": 1, "source_height": 1},
+    **{"offset": 0, "size": 17, "pixels": 1},
+    **dict.fromkeys(_CHANNEL_LISTS, 0),
+}
 _COLUMNS = {
     **dict.fromkeys(("key", "source", "label", "source_sha256"), pyarrow.string()),
-    **dict.fromkeys(("class", "offset", "size", "pixels", *_CHANNEL_LISTS), pyarrow.int64()),
+    **dict.fromkeys(_LEAST, pyarrow.int64()),
 }
+_MOST_PIXELS = 2**40  # the most that --max-pixels allows
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAGIC = {"jpeg": b"\xff\xd8\xff", "original": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 
@@ -148,11 +158,14 @@ def verify_dataset(
     assert depth in DEPTHS, depth
     path = files.join(directory, manifest.MANIFEST)
     try:
-        if not files.exists(path):
-            return [f"{manifest.MANIFEST}: missing, so {directory} is no complete data set"]
+        there = files.is_remote(path) and files.exists(path)
+        if problem := files.file_problem(path, listed=there):
+            return [f"{manifest.MANIFEST}: {problem}, so {directory} is no complete data set"]
         data = files.read_file(path)
         contents = manifest.parse_manifest(data, path=manifest.MANIFEST, check_fingerprint=False)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        return [f"{manifest.MANIFEST}: {error.strerror or _line(error)}"]
+    except ValueError as error:
         return [str(error)]
     checker = _Checker(directory, contents, data)
     checker.check_names()
@@ -176,6 +189,7 @@ class _Checker:
         self.manifest = contents
         self.document = json.loads(data)
         self.findings: list[str] = []
+        self.unusable: set[str] = set()  # files that are reported, and not to be opened
         self.rows: dict[str, list[dict[str, Any]]] = {}  # by split, in file order
 
     def shards(self) -> Iterator[tuple[str, Shard]]:
@@ -196,17 +210,18 @@ class _Checker:
         names = set(files.list_folder(self.directory))
         shards = {shard.name for _, shard in self.shards()}
         index = {name for shard in shards for name in _index_names(shard)}
-        for name in sorted((shards | index) - names):
-            self.report(name, "missing")
+        lists = {manifest.REJECTS, manifest.DUPLICATES}
+        for name in [*sorted(shards | index), *sorted(lists, reverse=True)]:
+            path = files.join(self.directory, *name.split("/"))
+            if problem := files.file_problem(path, listed=name in names):
+                self.report(name, problem)
+                self.unusable.add(name)
         for name in sorted(names - shards - index):
             stem, in_index = name.removeprefix(f"{manifest.INDEX_FOLDER}/"), "/" in name
             like_shard = SHARD_NAME.match(stem) and (not in_index or name.startswith("index/"))
             matched = not in_index and any(name.startswith(f"{s}-") for s in self.manifest.splits)
             if like_shard or matched:
                 self.report(name, "not in dataset.json, but a glob of shards would match it")
-        for name in (manifest.REJECTS, manifest.DUPLICATES):
-            if name not in names:
-                self.report(name, "missing")
 
     def check_counts(self) -> None:
         """dataset.json against itself."""
@@ -216,6 +231,8 @@ class _Checker:
             manifest.fingerprint(self.document),
             claimed=self.document["fingerprint"],
         )
+        if type(seed := contents.config.get("seed", 0)) is not int:
+            self.report(manifest.MANIFEST, f"config.seed is {_short(seed)}, no whole number")
         for name, split in contents.splits.items():
             total = sum(shard.records for shard in split.shards)
             self.claim(f"splits.{name}.records", total, claimed=split.records)
@@ -242,29 +259,35 @@ class _Checker:
 
     def check_shard(self, split: str, shard: Shard, depth: str) -> None:
         """One file with its index."""
-        path = files.join(self.directory, shard.name)
+        self._check_size(shard)
+        name = _index_names(shard.name)[0]
+        if name in self.unusable:
+            return
         try:
-            size = files.size_of(path)
             rows = self._read_index(shard)
-        except FileNotFoundError:
-            return  # already reported as missing
         except (OSError, ValueError, pyarrow.ArrowException) as error:
-            stem = shard.name.removesuffix(SHARD_SUFFIX)
-            self.report(f"{manifest.INDEX_FOLDER}/{stem}.parquet", _line(error))
+            self.report(name, _line(error))
+            return
+        if len(rows) != shard.records:
+            self.report(name, f"{len(rows)} rows, dataset.json says {shard.records} records")
+        self._check_idx(shard, rows)
+        self.rows.setdefault(split, []).extend(rows)
+        if depth != "quick" and shard.name not in self.unusable:
+            before = len(self.findings)
+            _ShardChecker(self, split, shard, rows, depth == "deep").run()
+            self.findings[before:] = shorten(self.findings[before:], limit=_MOST_FINDINGS_A_FILE)
+
+    def _check_size(self, shard: Shard) -> None:
+        if shard.name in self.unusable:
+            return
+        try:
+            size = files.size_of(files.join(self.directory, shard.name))
+        except OSError as error:
+            self.report(shard.name, error.strerror or _line(error))
+            self.unusable.add(shard.name)
             return
         if size != shard.bytes:
             self.report(shard.name, f"{size} bytes, dataset.json says {shard.bytes}")
-        if len(rows) != shard.records:
-            self.report(
-                _index_names(shard.name)[0],
-                f"{len(rows)} rows, dataset.json says {shard.records} records",
-            )
-        self._check_idx(shard, rows)
-        self.rows.setdefault(split, []).extend(rows)
-        if depth != "quick":
-            before = len(self.findings)
-            _ShardChecker(self, split, shard, rows, depth == "deep").run(path)
-            self.findings[before:] = shorten(self.findings[before:], limit=_MOST_FINDINGS_A_FILE)
 
     def _read_index(self, shard: Shard) -> list[dict[str, Any]]:
         data = files.read_file(files.join(self.directory, *_index_names(shard.name)[0].split("/")))
@@ -285,24 +308,34 @@ class _Checker:
                 raise ValueError(f"column {name} is {column.type}, or has gaps")
             if name in _CHANNEL_LISTS and len(values) != len(column) * self.manifest.channels:
                 raise ValueError(f"column {name} has not {self.manifest.channels} numbers a record")
+            least = pyarrow.compute.min(values).as_py() if name in _LEAST else None
+            if least is not None and least < _LEAST[name]:
+                raise ValueError(f"column {name} has {least}, less than {_LEAST[name]}")
+        _check_values(table, channels=self.manifest.channels)
         return table.to_pylist()
 
     def _check_idx(self, shard: Shard, rows: list[dict[str, Any]]) -> None:
         name = _index_names(shard.name)[1]
+        if name in self.unusable:
+            return
         try:
-            text = files.read_file(files.join(self.directory, *name.split("/"))).decode("ascii")
-        except (OSError, UnicodeDecodeError) as error:
-            if not isinstance(error, FileNotFoundError):
-                self.report(name, _line(error))
+            data = files.read_file(files.join(self.directory, *name.split("/")))
+        except (OSError, ValueError) as error:
+            self.report(name, _line(error))
             return
         expected = [f"{row['offset']} {row['size']}" for row in rows]
-        lines = text.splitlines()
+        *lines, rest = data.decode("latin-1").split("\n")
+        lines += [rest] if rest else []
         for number, (found, wanted) in enumerate(zip(lines, expected, strict=False)):
             if found != wanted:
-                self.report(name, f"line {number + 1} is {found!r}, the parquet says {wanted!r}")
+                self.report(
+                    name, f"line {number + 1} is {_short(found)}, the parquet says {wanted!r}"
+                )
                 return
         if len(lines) != len(expected):
             self.report(name, f"{len(lines)} lines, the parquet has {len(expected)} rows")
+        elif rest:
+            self.report(name, "the last line does not end")
 
     def check_leakage(self) -> None:
         """No content in two splits; the sources themselves are not read."""
@@ -360,8 +393,12 @@ class _Checker:
 
     def _check_lists(self) -> None:
         rejects = self._read_lines(manifest.REJECTS)
-        reasons = collections.Counter(reject.get("reason") for reject in rejects)
+        contents = self._read_lines(manifest.DUPLICATES)
+        if rejects is None or contents is None:
+            return
+        reasons = collections.Counter(reject["reason"] for reject in rejects)
         self.claim("rejects", dict(reasons), claimed=dict(self.manifest.rejects))
+        self._check_rejects(rejects)
         groups: dict[str, list[tuple[str, str]]] = {}
         digests: dict[str, str] = {}
         for rows in self.rows.values():
@@ -369,7 +406,7 @@ class _Checker:
                 groups.setdefault(row["source_sha256"], []).append((row["key"], row["label"]))
                 digests[row["key"]] = row["source_sha256"]
         for reject in rejects:
-            if reject.get("reason") == "duplicate":
+            if reject["reason"] == "duplicate":
                 kept = reject["detail"].removeprefix(SAME_BYTES)
                 if kept not in digests:
                     self.report(manifest.REJECTS, f"{reject['key']!r}: no record {kept!r}")
@@ -379,18 +416,49 @@ class _Checker:
             {"sha256": digest, "keys": [k for k, _ in pairs], "labels": [v for _, v in pairs]}
             for digest, pairs in sorted((d, sorted(p)) for d, p in groups.items() if len(p) > 1)
         ]
-        if self._read_lines(manifest.DUPLICATES) != expected:
+        if contents != expected:
             self.report(
                 manifest.DUPLICATES, f"does not list the {len(expected)} contents that index/ has"
             )
 
-    def _read_lines(self, name: str) -> list[dict[str, Any]]:
+    def _check_rejects(self, rejects: Sequence[dict[str, str]]) -> None:
+        """No input is a record and a reject; the lines are in order, an excluded one has no name.
+
+        What was rejected as it was listed may share its key with another input, under its own path.
+        """
+        sources = {row["key"]: row["source"] for rows in self.rows.values() for row in rows}
+        found = []
+        for number, (reject, before) in enumerate(zip(rejects, [None, *rejects], strict=False)):
+            key, path, reason = reject["key"], reject["path"], reject["reason"]
+            problem = ""
+            if before and tuple(before.values()) > tuple(reject.values()):
+                problem = "not sorted by key"
+            elif reason == "excluded":
+                digest = key.removeprefix("sha256:")
+                if path or reject["label"] or digest == key or not _SHA256.fullmatch(digest):
+                    problem = "excluded, but not only by the hash of its key"
+            elif key in sources and (path == sources[key] or reason not in WHEN_LISTED):
+                problem = f"key {_short(key)} is that of a record"
+            if problem:
+                found.append(f"{manifest.REJECTS}: line {number + 1}: {problem}")
+        self.findings += shorten(found, limit=_MOST_FINDINGS_A_FILE)
+
+    def _read_lines(self, name: str) -> list[dict[str, Any]] | None:
+        """Returns what a list holds, or None where that was reported."""
         try:
             data = files.read_file(files.join(self.directory, name))
-            return [json.loads(line) for line in data.splitlines()]
-        except (OSError, ValueError) as error:
-            self.report(name, _line(error))
-            return []
+            items = parse_list(data, name=name, path=name)
+        except OSError as error:
+            self.report(name, error.strerror or _line(error))
+            return None
+        except ValueError as error:
+            self.findings.append(_line(error))
+            return None
+        for number, (item, line) in enumerate(zip(items, data.split(b"\n"), strict=False)):
+            if json.dumps(item).encode() != line:
+                self.report(name, f"line {number + 1}: not written as JSON is by tpufeed")
+                return None
+        return items
 
     def _check_features(self) -> None:
         contents = self.manifest
@@ -418,16 +486,18 @@ class _ShardChecker:
         self.rows = rows
         self.deep = deep
 
-    def run(self, path: str) -> None:
+    def run(self) -> None:
         before = len(self.checker.findings)
         digest = hashlib.sha256()
         number = 0
-        with files.open_file(path) as file:
-            try:
+        try:
+            with files.open_file(files.join(self.checker.directory, self.shard.name)) as file:
                 for number, record in enumerate(read_records(_Hashing(file, digest)), start=1):
                     self._check_framed(number - 1, record)
-            except RecordError as error:
-                self.checker.report(self.shard.name, str(error))
+        except RecordError as error:
+            self.checker.report(self.shard.name, str(error))
+        except OSError as error:
+            self.checker.report(self.shard.name, error.strerror or _line(error))
         if len(self.checker.findings) > before:
             return
         if number != self.shard.records:
@@ -537,6 +607,32 @@ class _Hashing:
 def _agree(what: str, found: Any, indexed: Any) -> None:
     if found != indexed:
         raise ValueError(f"{what} is {_short(found)}, index/ says {_short(indexed)}")
+
+
+def _check_values(table: Any, *, channels: int) -> None:
+    """Looks at the values of an index whose columns are of the right kind, all rows at once.
+
+    Raises:
+      ValueError: no picture can have them; names the row.
+    """
+    compute = pyarrow.compute
+    for name, form in (("source_sha256", "^[0-9a-f]{64}$"), ("source", "(?s)^.")):
+        found = compute.index(compute.match_substring_regex(table[name], form), False).as_py()
+        if found >= 0:
+            raise ValueError(f"row {found}: {name} is {_short(table[name][found].as_py())}")
+    pixels = np.repeat(table["pixels"].to_numpy(), channels)
+    totals, squares = (compute.list_flatten(table[n]).to_numpy() for n in _CHANNEL_LISTS)
+    # Levels are 0 to 255: no square is less than its level, none more than 255 times that. What is
+    # out of bounds is told first, so that no product is too long.
+    wrong = (pixels > _MOST_PIXELS) | (totals > 255 * np.minimum(pixels, _MOST_PIXELS))
+    most = 255 * np.minimum(totals, 255 * _MOST_PIXELS)
+    wrong |= (squares < totals) | (squares > most)
+    if wrong.any():
+        number = int(wrong.argmax())
+        raise ValueError(
+            f"row {number // channels}: {pixels[number]} pixels cannot sum up to {totals[number]}, "
+            f"their squares to {squares[number]}"
+        )
 
 
 def _index_names(shard: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import posixpath
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -152,14 +153,41 @@ def open_file(path: str) -> BinaryIO:
     """Opens a file for reading, as it is: never decompressed by its name.
 
     Raises:
-      OSError: the file cannot be opened.
+      OSError: the file cannot be opened, or is a pipe or a device.
     """
     if not is_remote(path):
-        return open(path, "rb")
+        return open(path, "rb", opener=_open_regular)
     from apache_beam.io.filesystem import CompressionTypes
 
     with asking_store(path):
         return file_systems(path).open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK)  # a pipe would be waited for
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # what is said of folders, open says
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return descriptor
+
+
+def file_problem(path: str, *, listed: bool) -> str:
+    """Returns why no file can be read there, "" where there is one.
+
+    Args:
+      path: local, or in a store.
+      listed: whether the folder's listing has it, which is all that is asked of a store.
+    """
+    if is_remote(path):
+        return "" if listed else "missing"
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):  # also at the end of a link
+        return "missing"
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if stat.S_ISREG(mode) else "no regular file"
 
 
 def read_file(path: str, *, size: int = -1) -> bytes:

@@ -391,8 +391,7 @@ def load_manifest(folder: str) -> Manifest:
       ValueError: the folder has none, so the set is not whole, or the file was edited.
     """
     path = files.join(folder, MANIFEST)
-    if not files.exists(path):
-        raise ValueError(
-            f"{folder}: no {MANIFEST}, so this is no complete data set: run tpufeed ingest"
-        )
+    if problem := files.file_problem(path, listed=files.is_remote(path) and files.exists(path)):
+        said = f"no {MANIFEST}" if problem == "missing" else f"{MANIFEST}: {problem}"
+        raise ValueError(f"{folder}: {said}, so this is no complete data set: run tpufeed ingest")
     return parse_manifest(files.read_file(path), path=path)
