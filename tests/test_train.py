@@ -21,7 +21,7 @@ from pipeline.compare import format_table
 from pipeline.config import Schedule, TrainConfig, make_parser, make_train_config
 from pipeline.dataset import open_dataset
 from pipeline.devices import Placement, choose_strategy, import_tensorflow
-from pipeline.history import Epoch, History
+from pipeline.history import Epoch, History, RunFolder
 from pipeline.learner import Learner, Statistics
 from pipeline.models import build_model
 from transforms.example import encode_example, parse_example
@@ -731,6 +731,76 @@ def test_history_is_there_before_its_checkpoint(run, dataset, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(json.loads(Path(folder, "history.json").read_text())["epochs"]) == 3
     assert tf.train.latest_checkpoint(f"{folder}/checkpoints").endswith("ckpt-2")
+
+
+def stop_before_a_checkpoint(made, *, after: int) -> None:
+    """Trains, and is interrupted before the first epoch's checkpoint, 0 or 1 epochs in history."""
+
+    def interrupt(self, history):
+        if after:
+            self.save_text("history.json", history.to_json())
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "save_epoch", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train.train(dataclasses.replace(made, resume=False))
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_run_stopped_before_its_first_checkpoint_begins_anew(dataset, tmp_path, after):
+    made = config(dataset, output=str(tmp_path / "run"), resume=True)
+    stop_before_a_checkpoint(made, after=after)
+    path = tmp_path / "run" / "history.json"
+    assert [p.name for p in path.parent.iterdir()] == ["history.json"]
+    assert len(json.loads(path.read_text())["epochs"]) == after
+    for fields, message in (
+        ({"resume": False}, "run: is not empty: give a new folder as --output, or --resume"),
+        ({"model": "convnet"}, "history.json: model was lenet5, is now convnet: a run keeps its"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train.train(dataclasses.replace(made, **fields))
+    reports = []
+    history = train.train(made, report=reports.append)
+    assert [epoch.epoch for epoch in reports] == [0]
+    assert history.epochs == tuple(reports)
+    assert json.loads(path.read_text())["confusion"]
+
+
+def test_a_history_that_was_never_whole_is_no_run(dataset, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".history.json.tmp").write_text("{")
+    assert len(train.train(config(dataset, output=str(folder))).epochs) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, "history.json: has 2 epochs, and there is no checkpoint: copy the run again, or tra"),
+        ({"epochs": 1}, "history.json: has 1 epochs, and there is no checkpoint: copy the run a"),
+    ],
+)
+def test_a_run_whose_checkpoints_were_lost_is_refused(run, dataset, tmp_path, change, message):
+    folder = copy_run(run, tmp_path)
+    shutil.rmtree(f"{folder}/checkpoints")
+    path = Path(folder, "history.json")
+    document = json.loads(path.read_text())
+    text = json.dumps({**document, "epochs": document["epochs"][: change.get("epochs", 2)]})
+    path.write_text(text)
+    made = config(dataset, epochs=3, optimizer="adam", output=folder, resume=True)
+    with pytest.raises(ValueError, match=message):
+        train.train(made)
+    assert path.read_text() == text
+
+
+def test_fewer_epochs_than_are_done_are_refused(run, dataset, tmp_path):
+    folder = copy_run(run, tmp_path)
+    before = Path(folder, "history.json").read_text()
+    made = config(dataset, epochs=1, optimizer="adam", output=folder, resume=True)
+    with pytest.raises(ValueError, match=r"^--epochs 1: .*/run has 2 already: give --epochs 2 or m"):
+        train.train(made)
+    assert Path(folder, "history.json").read_text() == before
 
 
 def test_a_finished_run_is_not_trained_on(run, dataset, tmp_path):
