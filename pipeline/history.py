@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from pipeline.config import HISTORY
 from pipeline.learner import Learner, Statistics
+from pipeline.needs import check_epochs
 from transforms.files import join
 
 _ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
@@ -184,11 +185,8 @@ class RunFolder:
         with tf.io.gfile.GFile(path) as file:
             before = _parse_history(file.read(), path=path)
         _check_same_run(before, history, path=path)
+        check_epochs(history.config["epochs"], done=len(before["epochs"]), folder=self.folder)
         done = self._load_checkpoint(before, path=path)
-        if done > (epochs := history.config["epochs"]):
-            raise ValueError(
-                f"--epochs {epochs}: {self.folder} has {done} already: give --epochs {done} or more"
-            )
         return dataclasses.replace(history, epochs=before["epochs"][:done])
 
     def _load_checkpoint(self, before: Mapping[str, Any], *, path: str) -> int:
@@ -291,7 +289,9 @@ def _check_same_run(before: Mapping[str, Any], history: History, *, path: str) -
         if old != new:
             raise ValueError(f"{path}: {name} was {old}, is now {new}: a run keeps its {name}")
     if before["data"] != history.data or before["labels"] != history.labels:
-        raise ValueError(f"{path}: the run was on other data: give the same --data")
+        raise ValueError(
+            f"{path}: the run was on other data: give the same --data, or a new folder as --output"
+        )
 
 
 def load_history(folder: str) -> dict[str, Any]:

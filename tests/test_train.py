@@ -168,7 +168,7 @@ def test_plan_counts_whole_training_steps_and_every_test_example(dataset):
     manifests = [with_counts(dataset, train=60000, test=10000)]
     plan = train.make_plan(config("d", batch_size=128), manifests, replicas=1)
     assert (plan.test_split, plan.steps, plan.test_steps) == ("test", 468, 79)
-    plan = train.make_plan(config("d", batch_size=128), manifests * 2, replicas=8)
+    plan = train.make_plan(config("d", "e", batch_size=128), manifests * 2, replicas=8)
     assert (plan.steps, plan.test_steps) == (117, 20)
     manifests = [with_counts(dataset, train=8, test=1, validation=9)]
     plan = train.make_plan(config("d"), manifests, replicas=1)
@@ -192,6 +192,23 @@ def test_plan_counts_whole_training_steps_and_every_test_example(dataset):
 def test_refused_plans(dataset, counts, message):
     with pytest.raises(ValueError, match=message):
         train.make_plan(config("d"), [with_counts(dataset, **counts)], replicas=4)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({"train": 9}, "^e: no split validation, only train: ingest with --split train=0.9,val"),
+        ({"train": 9, "test": 9}, "^e: no split validation, only test, train: ingest with"),
+        ({"validation": 9}, "^e: no split train, only validation: ingest with"),
+    ],
+)
+def test_every_folder_has_the_splits_that_are_used(dataset, counts, message):
+    first = with_counts(dataset, train=9, validation=9)
+    with pytest.raises(ValueError, match=message):
+        train.make_plan(config("d", "e"), [first, with_counts(dataset, **counts)], replicas=1)
+    # One of them may have no record in it.
+    second = with_counts(dataset, train=9, validation=0)
+    assert train.make_plan(config("d", "e"), [first, second], replicas=1).test_steps == 2
 
 
 def test_pictures_of_varying_size_need_a_size(dataset):
@@ -798,7 +815,7 @@ def test_fewer_epochs_than_are_done_are_refused(run, dataset, tmp_path):
     folder = copy_run(run, tmp_path)
     before = Path(folder, "history.json").read_text()
     made = config(dataset, epochs=1, optimizer="adam", output=folder, resume=True)
-    with pytest.raises(ValueError, match=r"^--epochs 1: .*/run has 2 already: give --epochs 2 or m"):
+    with pytest.raises(ValueError, match="^--epochs 1: .*/run has 2 already: give --epochs 2 or"):
         train.train(made)
     assert Path(folder, "history.json").read_text() == before
 
@@ -935,6 +952,29 @@ def test_two_sets_that_differ_are_refused(dataset, pictures, tmp_path, capsys):
     capsys.readouterr()
     error = command("--data", str(dataset), "--data", str(other), capsys=capsys)
     assert "image_size" in error and str(other) in error
+
+
+def test_what_cannot_be_read_leaves_no_folder(dataset, tmp_path, capsys):
+    """Neither a folder without the split to test on, nor one with the keys of another."""
+    output = tmp_path / "run"
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    error = command(
+        *("--data", str(dataset), "--data", str(copy), "--output", str(output)), capsys=capsys
+    )
+    assert f"stands in {dataset} and in {copy} (60 such keys): its record would count" in error
+    assert not output.exists()
+    manifest = load_manifest(str(copy))
+    splits = {"train": manifest.splits["train"]}
+    (copy / "dataset.json").write_bytes(dump_manifest(dataclasses.replace(manifest, splits=splits)))
+    for path in [*copy.glob("validation-*"), *copy.glob("index/validation-*")]:
+        path.unlink()
+    error = command(
+        *("--data", str(dataset), "--data", str(copy), "--output", str(output)),
+        *("--model", "keras:Absent"),
+        capsys=capsys,
+    )
+    assert f"error: {copy}: no split validation, only train: ingest with --split" in error
+    assert not output.exists()
 
 
 def test_a_loss_that_is_no_number_ends_the_run(dataset, capsys):
