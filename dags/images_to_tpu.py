@@ -19,7 +19,7 @@ PARAMS = {
     "input": Param("/data/{ds}/*/*", type="string", minLength=1),
     "output": Param("/data/records", type="string", pattern="^(/|gs://)."),
     "runs": Param("/data/runs", type="string", pattern="^(/|gs://)."),
-    "ingest_flags": Param({}, type="object"),
+    "ingest_flags": Param({"split": "train=0.9,validation=0.1"}, type="object"),
     "runner": Param("DirectRunner", type="string", enum=["DirectRunner", "DataflowRunner"]),
     "backend": Param("local", type="string", enum=["local", "vertex"]),
     "launch_flags": Param("", type="string"),
@@ -39,7 +39,9 @@ class Ingest(BeamRunPythonPipelineOperator):
 
         params, day = context["params"], steps.check_day(context.get("ds"))
         self.py_interpreter, self.runner = params["python"], params["runner"]
+        root = steps.root_of(params["input"])
         self.pipeline_options = {
+            **({"root": root} if root else {}),
             **params["ingest_flags"],
             "input": params["input"].replace("{ds}", day),
             "output": steps.folder_of(params["output"], day),
@@ -83,9 +85,15 @@ def launch(params=None, ds=None) -> str:
     last = steps.read_json(python, f"{params['runs']}/{steps.LAST}")
     if last and last["fingerprints"] == sorted(prints.values()):
         raise AirflowSkipException(f"the data has not changed since {last['run']} was trained")
-    # A retry has the same name, and so finds the job that was submitted before.
+    # A retry has the same name, and so finds the job that was submitted before, or goes on with
+    # what a job that failed has left.
     name = steps.run_name(ds, list(prints.values()), flags)
     run = steps.folder_of(params["runs"], name)
+    history = steps.read_json(python, f"{run}/history.json")
+    if history and steps.is_finished(history):
+        print(f"{run}: is finished, so nothing is launched")
+        return run
+    flags += ["--resume"] if history else []
     data = [word for folder in prints for word in ("--data", folder)]
     backend = ["--backend", params["backend"], "--run", name, *shlex.split(params["launch_flags"])]
     steps.tpufeed(python, "launch", *data, *backend, "--", *flags, "--output", run)

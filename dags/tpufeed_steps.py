@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,6 +34,27 @@ def check_day(day: str | None) -> str:
 def folder_of(output: str, day: str) -> str:
     """The folder of one data interval: OUTPUT/YYYY-MM-DD."""
     return f"{output.rstrip('/')}/{day}"
+
+
+def root_of(pattern: str) -> str | None:
+    """The folder that all days have in common, to make keys relative to.
+
+    Below the day's own folder, files of two days that have one name would have one key too.
+
+    Args:
+      pattern: the parameter `input`, with {ds} for the day.
+
+    Returns:
+      The pattern's fixed part before {ds}; None where it names no day, or no folder before it.
+    """
+    path = re.sub(r"^[^/=:]+=", "", pattern)  # SPLIT=PATTERN
+    before, day, _ = path.partition("{ds}")
+    if not day or path.startswith("idx:"):
+        return None
+    folder, slash, _ = re.split(r"[*?\[]", before)[0].rpartition("/")
+    if "://" in path:
+        return folder if folder.count("/") > 1 else None
+    return folder or slash or "."
 
 
 def days_before(day: str, count: int) -> list[str]:
@@ -62,6 +84,11 @@ def run_name(day: str, fingerprints: Sequence[str], train_flags: Sequence[str]) 
     """
     text = json.dumps([list(fingerprints), list(train_flags)])
     return f"run-{day}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def is_finished(history: Mapping[str, Any]) -> bool:
+    """Whether the run of a history.json came to its end: only then does it have the confusion."""
+    return history.get("confusion") is not None
 
 
 def accuracy_of(history: Mapping[str, Any], *, path: str) -> float:

@@ -12,15 +12,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow
-import pyarrow.compute
 import tensorflow as tf
 
+from pipeline import needs
 from pipeline.slices import Slice, parse_slices
 from transforms import files, manifest
 from transforms.manifest import Manifest
-from transforms.parquet import read_parquet
-from transforms.shards import SHARD_SUFFIX
 
 _STAT_THREADS = 16
 
@@ -74,9 +71,11 @@ def load_sources(folders: str | os.PathLike | Sequence[str | os.PathLike]) -> di
     names = [os.fspath(folder) for folder in folders]
     if not names:
         raise ValueError("folders: none given; give the folder of a data set, or several")
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"folders: {name} is given twice; its records would count twice")
+    if double := needs.find_double(names):
+        same = f" (as {double[0]})" if double[0] != double[1] else ""
+        raise ValueError(
+            f"folders: {double[1]} is given twice{same}; its records would count twice"
+        )
     sources = {name: _load_manifest(name) for name in names}
     first, contents = next(iter(sources.items()))
     for name, other in sources.items():
@@ -307,42 +306,12 @@ def check_keys(sources: Mapping[str, Manifest]) -> None:
     Raises:
       ValueError: names a key and its folders.
     """
-    if len(sources) == 1:
-        return
-    keys = {folder: _read_keys(folder, contents) for folder, contents in sources.items()}
-    counts = pyarrow.compute.value_counts(pyarrow.concat_arrays(keys.values()))
-    values, numbers = counts.flatten()
-    double = values.filter(pyarrow.compute.greater(numbers, 1))
-    if len(double):
-        key = double[0]
-        holders = [
-            f for f, column in keys.items() if pyarrow.compute.index(column, key).as_py() >= 0
-        ]
-        raise ValueError(
-            f"folders: key {key.as_py()!r} stands in {' and in '.join(holders[:2])} "
-            f"({len(double)} such keys): its record would count twice; leave one out with "
-            "tpufeed ingest --exclude"
-        )
+    needs.check_keys(sources, read=_read_file)
 
 
-def _read_keys(folder: str, contents: Manifest) -> pyarrow.Array:
-    names = [shard.name for split in contents.splits.values() for shard in split.shards]
-
-    def read(name: str) -> pyarrow.Array:
-        stem = name.removesuffix(SHARD_SUFFIX)
-        path = files.join(folder, manifest.INDEX_FOLDER, f"{stem}.parquet")
-        try:
-            with tf.io.gfile.GFile(path, "rb") as file:
-                table = read_parquet(file.read(), columns=["key"])
-        except (tf.errors.OpError, pyarrow.ArrowException, OSError) as error:
-            raise ValueError(
-                f"{path}: needed to compare the keys of several folders, cannot be read: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
-        # Large: the keys of a billion records are more than the 2 GB that a plain column can hold.
-        return table["key"].combine_chunks().cast(pyarrow.large_string())
-
-    with concurrent.futures.ThreadPoolExecutor(_STAT_THREADS) as pool:
-        return pyarrow.concat_arrays(
-            [*pool.map(read, names), pyarrow.array([], pyarrow.large_string())]
-        )
+def _read_file(path: str) -> bytes:
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            return file.read()
+    except tf.errors.OpError as error:
+        raise OSError(str(error)) from error

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from pipeline.config import HISTORY
 from pipeline.learner import Learner, Statistics
+from pipeline.needs import check_epochs
 from transforms.files import join
 
 _ASSERTED = re.compile(r"assertion failed: \[([^\n]*)\]")
@@ -144,11 +145,27 @@ class RunFolder:
         self._writers: dict[str, Any] = {}
 
     def begin(self, history: History, *, resume: bool) -> History:
-        """Makes the folder, or takes up the run in it."""
+        """Makes the folder, or takes up the run in it.
+
+        Args:
+          history: of the run, without epochs.
+          resume: whether a run is in the folder. One that ended before its first checkpoint begins
+            anew, so that it can always be gone on with.
+
+        Returns:
+          The history, with the epochs that are done.
+
+        Raises:
+          ValueError: the folder is not empty, or the run in it is another, is not whole, or has
+            more epochs than it is to have.
+          OSError: the folder cannot be written.
+        """
         with self._writing(HISTORY):
             there = tf.io.gfile.isdir(self.folder) and tf.io.gfile.listdir(self.folder)
+        # A run that ended as it first wrote its history left no run.
+        there = there and [name for name in there if name != _temporary(HISTORY)]
         if resume:
-            history = self._restore(history)
+            history = self._restore(history, there=bool(there))
         elif there:
             raise ValueError(
                 f"{self.folder}: is not empty: give a new folder as --output, or --resume"
@@ -156,31 +173,45 @@ class RunFolder:
         self.save_text(HISTORY, history.to_json())  # now, not after an hour's epoch
         return history
 
-    def _restore(self, history: History) -> History:
+    def _restore(self, history: History, *, there: bool) -> History:
         path = join(self.folder, HISTORY)
-        latest = self._manager.latest_checkpoint
-        if not latest or not tf.io.gfile.exists(path):
+        if not there:
             raise ValueError(f"{self.folder}: no checkpoint to resume from: drop --resume")
+        if not tf.io.gfile.exists(path):
+            raise ValueError(
+                f"{self.folder}: has no {HISTORY}, so no run to resume: give a new folder as "
+                "--output, and drop --resume"
+            )
         with tf.io.gfile.GFile(path) as file:
             before = _parse_history(file.read(), path=path)
-        for name in _OF_A_RUN:
-            old, new = before["config"].get(name), history.config[name]
-            if old != new:
-                raise ValueError(f"{path}: {name} was {old}, is now {new}: a run keeps its {name}")
-        if before["data"] != history.data or before["labels"] != history.labels:
-            raise ValueError(f"{path}: the run was on other data: give the same --data")
+        _check_same_run(before, history, path=path)
+        check_epochs(history.config["epochs"], done=len(before["epochs"]), folder=self.folder)
+        done = self._load_checkpoint(before, path=path)
+        return dataclasses.replace(history, epochs=before["epochs"][:done])
+
+    def _load_checkpoint(self, before: Mapping[str, Any], *, path: str) -> int:
+        """Loads the latest; returns the epochs that are done, none where there is none yet."""
+        latest, known = self._manager.latest_checkpoint, len(before["epochs"])
+        if not latest:
+            # The history is written before the checkpoint, so it may have the first epoch.
+            if known > 1 or before["finished"]:
+                raise ValueError(
+                    f"{path}: has {known} epochs, and there is no checkpoint: copy the run again, "
+                    "or train anew in another --output"
+                )
+            return 0
         try:
             self._checkpoint.restore(latest).assert_consumed()
         # Seen: OpError, IndexError for a cut file, AssertionError for another model's.
         except Exception as error:
             raise ValueError(f"{latest}: cannot be restored: {first_line(error)}") from error
         done = int(self._epoch.numpy())
-        if len(before["epochs"]) < done:
+        if known < done:
             raise ValueError(
-                f"{path}: has {len(before['epochs'])} epochs, {latest} has {done}: copy the run "
-                "again, or train anew in another --output"
+                f"{path}: has {known} epochs, {latest} has {done}: copy the run again, or train "
+                "anew in another --output"
             )
-        return dataclasses.replace(history, epochs=before["epochs"][:done])
+        return done
 
     def save_epoch(self, history: History) -> None:
         """Writes history.json, a checkpoint, and TensorBoard's logs."""
@@ -230,7 +261,7 @@ class RunFolder:
 
     def _save(self, name: str, data: bytes) -> None:
         path = join(self.folder, name)
-        temporary = join(self.folder, f".{name}.tmp")
+        temporary = join(self.folder, _temporary(name))
         with self._writing(name):
             tf.io.gfile.makedirs(self.folder)
             with tf.io.gfile.GFile(temporary, "wb") as file:
@@ -248,11 +279,27 @@ class RunFolder:
             ) from error
 
 
+def _temporary(name: str) -> str:
+    return f".{name}.tmp"
+
+
+def _check_same_run(before: Mapping[str, Any], history: History, *, path: str) -> None:
+    for name in _OF_A_RUN:
+        old, new = before["config"].get(name), history.config[name]
+        if old != new:
+            raise ValueError(f"{path}: {name} was {old}, is now {new}: a run keeps its {name}")
+    if before["data"] != history.data or before["labels"] != history.labels:
+        raise ValueError(
+            f"{path}: the run was on other data: give the same --data, or a new folder as --output"
+        )
+
+
 def load_history(folder: str) -> dict[str, Any]:
     """Reads the history.json of a run.
 
     Returns:
-      Its `config` (dict), `data` (fingerprints), `labels` and `epochs` (Epoch).
+      Its `config` (dict), `data` (fingerprints), `labels`, `epochs` (Epoch) and `finished`,
+      whether the run came to its end.
 
     Raises:
       ValueError: the folder has none.
@@ -282,6 +329,12 @@ def _parse_history(text: str, *, path: str) -> dict[str, Any]:
             for epoch in document["epochs"]
         )
         data, labels = tuple(document["data"]), tuple(document["labels"])
-        return {"config": document["config"], "data": data, "labels": labels, "epochs": epochs}
+        return {
+            "config": document["config"],
+            "data": data,
+            "labels": labels,
+            "epochs": epochs,
+            "finished": document.get("confusion") is not None,
+        }
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not as tpufeed train writes it: {error!r}") from error

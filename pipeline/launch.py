@@ -18,8 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from pipeline import vertex
-from pipeline.config import HISTORY, TEST_SPLITS, LaunchConfig, TrainConfig
+from pipeline import needs, vertex
+from pipeline.config import HISTORY, LaunchConfig, TrainConfig
 from pipeline.verify import verify_dataset
 from transforms import files, manifest
 from transforms.manifest import Manifest
@@ -102,6 +102,7 @@ def _launch(config: LaunchConfig, note: Note) -> None:
     local = config.backend == "local"
     shape = vertex.Shape(1, 1) if local else vertex.shape_of(config)[1]
     plan = make_plan(train, manifests, replicas=shape.chips, hosts=shape.hosts)
+    needs.check_keys(dict(zip(train.data, manifests, strict=True)), read=files.read_file)
     note(f"run {run}: {plan}")
     if local:
         check_output(train)
@@ -119,6 +120,10 @@ def check_data(folders: Sequence[str]) -> list[Manifest]:
       DataError: a set is not whole, or two are not read as one; names folder and reason.
       ValueError: its records have not one label each.
     """
+    if double := needs.find_double(folders):
+        raise DataError(
+            f"--data {double[1]}: a folder is given twice; its records would count twice"
+        )
     manifests = []
     for folder in folders:
         if findings := verify_dataset(folder, depth="quick"):
@@ -127,16 +132,15 @@ def check_data(folders: Sequence[str]) -> list[Manifest]:
                 f"{folder}: not whole: {findings[0]}{more}: see tpufeed verify, then ingest again"
             )
         manifests.append(manifest.load_manifest(folder))
-    if len(set(folders)) < len(folders):
-        raise DataError("--data: a folder is given twice; its records would count twice")
-    for folder, contents in zip(folders, manifests, strict=True):
+    sources = dict(zip(folders, manifests, strict=True))
+    for folder, contents in sources.items():
         for field in manifest.ALIKE:
             if getattr(contents, field) != getattr(manifests[0], field):
                 raise DataError(
                     f"--data {folder}: {field} is not that of {folders[0]}; only like data sets "
                     "are read as one: ingest one of them again"
                 )
-    manifest.check_trainable(dict(zip(folders, manifests, strict=True)))
+    manifest.check_trainable(sources)
     return manifests
 
 
@@ -152,17 +156,13 @@ def make_plan(
       hosts: machines, each of which reads shards of its own.
 
     Raises:
-      DataError: no split to train or test on, fewer records than a step takes, or fewer shards
-        than hosts.
+      DataError: a folder without a split to train or test on, an empty one, pictures of varying
+        size, fewer records than a step takes, or fewer shards than hosts.
     """
-    where = ", ".join(config.data)
-    names = {name for m in manifests for name, split in m.splits.items() if split.records}
-    if "train" not in names or not names & set(TEST_SPLITS):
-        raise DataError(
-            f"{where}: needs records in a split train and in validation or test, has them in "
-            f"{', '.join(sorted(names)) or 'none'}: ingest with --split train=0.9,validation=0.1"
-        )
-    splits = [m.splits["train"] for m in manifests if "train" in m.splits]
+    where, sources = ", ".join(config.data), dict(zip(config.data, manifests, strict=True))
+    needs.picture_size(config, sources)
+    needs.choose_test_split(sources)
+    splits = [contents.splits["train"] for contents in manifests]
     records, shards = sum(s.records for s in splits), sum(len(s.shards) for s in splits)
     if shards < hosts:
         raise DataError(
@@ -202,17 +202,23 @@ def check_output(config: TrainConfig) -> None:
     """Refuses what `tpufeed train` would refuse later, on machines that cost.
 
     Raises:
-      DataError: a run is in the output folder, or none that could be resumed.
+      DataError: a run is in the output folder, or none that could be resumed, or one with more
+        epochs than it is to have.
     """
     assert config.output is not None
-    there = files.exists(files.join(config.output, HISTORY))
+    path = files.join(config.output, HISTORY)
+    there = files.exists(path)
     if there and not config.resume:
         raise DataError(
             f"{config.output}: there is a run in it: give a new folder as --output, or --resume "
             "after --"
         )
-    if config.resume and not there:
+    if not config.resume:
+        return
+    if not there:
         raise DataError(f"{config.output}: no run to go on with: drop --resume")
+    done = needs.count_epochs(files.read_file(path), path=path)
+    needs.check_epochs(config.epochs, done=done, folder=config.output)
 
 
 def run_locally(args: Sequence[str], *, run: str, output: str, note: Note) -> None:
@@ -249,8 +255,8 @@ def run_locally(args: Sequence[str], *, run: str, output: str, note: Note) -> No
             end_process(process)
         say("CANCELLED")
         raise RuntimeError(
-            f"run {run}: interrupted, and ended: launch again with --resume after --, if it came "
-            "to the end of an epoch, to go on"
+            f"run {run}: interrupted, and ended: launch again with --resume after --, if it left "
+            f"a {HISTORY}, to go on"
         ) from None
     if status:
         say("FAILED")

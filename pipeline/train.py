@@ -21,12 +21,13 @@ import numpy as np
 import tensorflow as tf
 
 from pipeline import figures
-from pipeline.config import HISTORY, TEST_SPLITS, TrainConfig
+from pipeline.config import HISTORY, TrainConfig
 from pipeline.dataset import end_on_time, load_sources, open_dataset
 from pipeline.devices import Placement, choose_strategy
 from pipeline.history import Epoch, History, RunFolder, first_line
 from pipeline.learner import Learner
 from pipeline.models import build_model
+from pipeline.needs import choose_test_split, picture_size
 from pipeline.transform_fn import load_transform
 from pipeline.verify import verify_dataset
 from transforms.files import is_remote, join
@@ -75,43 +76,26 @@ def make_plan(config: TrainConfig, manifests: Sequence[Manifest], *, replicas: i
       replicas: copies of the model.
 
     Raises:
-      ValueError: no split to train or test on, an empty one, fewer examples than a step takes, or
-        pictures of varying size.
+      ValueError: a folder without a split to train or test on, an empty one, fewer examples than
+        a step takes, or pictures of varying size.
     """
-    where, first = ", ".join(config.data), manifests[0]
-    size = config.image_size or first.image_size
-    if size is None:
-        raise ValueError(f"{where}: pictures of varying size; give --image-size N or WxH")
-    counts = {
-        name: sum(m.splits[name].records for m in manifests if name in m.splits)
-        for name in ("train", *TEST_SPLITS)
-        if any(name in m.splits for m in manifests)
-    }
-    have = ", ".join(sorted({name for m in manifests for name in m.splits}))
-    test = next((name for name in TEST_SPLITS if name in counts), None)
-    if "train" not in counts or test is None:
-        missing = "train" if "train" not in counts else "validation or test"
-        raise ValueError(
-            f"{where}: no split {missing}, only {have}: ingest with "
-            "--split train=0.9,validation=0.1"
-        )
-    for name in ("train", test):
-        if not counts[name]:
-            raise ValueError(f"{where}: split {name} is empty: ingest more, or with other shares")
+    sources = dict(zip(config.data, manifests, strict=True))
+    size, test = picture_size(config, sources), choose_test_split(sources)
+    counts = {name: sum(m.splits[name].records for m in manifests) for name in ("train", test)}
     batch = config.batch_size * replicas
     if counts["train"] < batch:
         raise ValueError(
-            f"{where}: split train has {counts['train']} examples, a step takes {batch}: "
-            f"--batch-size {max(1, counts['train'] // replicas)} or less"
+            f"{', '.join(sources)}: split train has {counts['train']} examples, a step takes "
+            f"{batch}: --batch-size {max(1, counts['train'] // replicas)} or less"
         )
     mean, std = pool_moments(manifests)
     if config.transform:
-        transform = load_transform(config.transform, manifest=first)
+        transform = load_transform(config.transform, manifest=manifests[0])
         mean, std = transform.mean, transform.std
-    shape = (*size, first.channels)
+    shape = (*size, manifests[0].channels)
     return Plan(
         shape=shape,
-        labels=first.labels,
+        labels=manifests[0].labels,
         test_split=test,
         steps=counts["train"] // batch,
         test_steps=math.ceil(counts[test] / batch),
@@ -181,12 +165,13 @@ def train(
         replicas=placement.replicas,
         parameters=learner.model.count_params(),
     )
+    # What cannot be read is found before the folder is made.
+    tests = _test_batches(config, plan, placement)
     run = RunFolder(config.output, learner) if config.output else None
     if run:
         history = run.begin(history, resume=config.resume)
     note = note or (lambda text: None)
     note(_describe_start(history, plan, placement))
-    tests = _test_batches(config, plan, placement)
     for epoch in _epochs(config, plan, placement, learner, tests, start=len(history.epochs)):
         history = dataclasses.replace(
             history,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.config import RUN_LABEL, LaunchConfig, UsageError
+from pipeline.config import HISTORY, RUN_LABEL, LaunchConfig, UsageError
 from transforms.credentials import find_credentials
 from transforms.files import is_remote
 from transforms.records import DataError
@@ -103,6 +103,10 @@ def check_config(config: LaunchConfig) -> None:
     shape_of(config)
     if config.train.tpu not in ("auto", "local") or config.train.zone or config.train.project:
         raise UsageError("--tpu, --zone, --project after --: the job's own TPU is used; drop them")
+    if config.train.mode == "eager":
+        raise UsageError("--mode eager: a TPU runs compiled programs only; use --mode xla")
+    if config.train.dump_hlo:
+        raise UsageError("--dump-hlo: not on a TPU; train on one CPU or GPU for it, or drop it")
     if not is_local(config.endpoint):
         _check_paths(config)
 
@@ -128,7 +132,6 @@ def _check_paths(config: LaunchConfig) -> None:
     weights = None if train.weights == "imagenet" else train.weights
     flags = [*(("--data", folder) for folder in train.data), ("--output", train.output)]
     flags += [("--weights", weights), ("--transform", train.transform)]
-    flags += [("--dump-hlo", train.dump_hlo)]
     for flag, path in flags:
         if path and not is_remote(path):
             raise UsageError(
@@ -523,7 +526,7 @@ def explain_end(job: Any, *, spot: bool) -> str:
     if state == "SUCCEEDED":
         return ""
     spot = spot or job.job_spec.scheduling.strategy.name == "SPOT"
-    again = "launch again with --resume after --, if it came to the end of an epoch, to go on"
+    again = f"launch again with --resume after --, if it left a {HISTORY}, to go on"
     text = f"{state}: {said or 'without a message; see its log'}"
     if spot and re.search(r"pre-?empt", said, re.IGNORECASE):
         return f"pre-empted, its spot machines were taken back ({text}): {again}"

@@ -47,6 +47,32 @@ def test_a_retry_has_the_same_run_name_and_other_data_or_flags_another(steps):
     assert len(name) <= 63 and set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "root"),
+    [
+        ("/data/{ds}/*/*", "/data"),
+        ("train=/data/{ds}/*/*.jpg", "/data"),
+        ("/{ds}/*/*", "/"),
+        ("/data/pictures-{ds}/*/*", "/data"),
+        ("/data/*/[ab]/{ds}/*", "/data"),
+        ("gs://bucket/{ds}/*/*", "gs://bucket"),
+        ("gs://bucket/a=b/{ds}/*/*", "gs://bucket/a=b"),
+        ("gs://bucket-{ds}/*/*", None),
+        ("{ds}/*/*", "."),
+        ("/data/*/*", None),
+        ("idx:/data/{ds}", None),
+    ],
+)
+def test_keys_are_relative_to_what_all_days_have_in_common(steps, pattern, root):
+    assert steps.root_of(pattern) == root
+
+
+def test_a_run_is_finished_once_it_has_its_confusion(steps):
+    assert not steps.is_finished({"epochs": [], "confusion": None})
+    assert not steps.is_finished({"epochs": []})
+    assert steps.is_finished({"epochs": [{}], "confusion": [[1, 0], [0, 1]]})
+
+
 def test_the_gate(steps):
     history = {"epochs": [{"test": {"correct": 9, "total": 10}}]}
     history["epochs"].append({"test": {"correct": 3, "total": 4}})
@@ -324,8 +350,64 @@ def test_a_retry_of_a_failed_launch_does_not_submit_twice(chain):
     state, tasks, _, _, log = chain.run("2026-01-01", retries=1)
     assert (state, tasks) == ("success", DONE), log[-6000:]
     assert "the service cannot be reached" in log
-    assert "found, so nothing is submitted" in log
+    # The first job may have ended while it was not seen.
+    assert "found, so nothing is submitted" in log or "is finished, so nothing is launched" in log
     assert len(chain.submissions()) == 1
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+import keras
+
+class Kill(keras.layers.Layer):
+    def call(self, x):
+        mark, runs = Path(FOLDER, "killed"), Path(FOLDER, "runs")
+        if list(runs.glob("run-2026-01-12-*/history.json")) and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+def make(shape, classes):
+    layers = [keras.Input(shape), Kill(), keras.layers.Flatten(), keras.layers.Dense(classes)]
+    return keras.Sequential(layers)
+"""
+
+
+@pytest.mark.timeout(900)
+def test_days_of_the_same_names_and_a_training_that_is_killed_and_retried(chain, drawn):
+    """On this machine; the first training of the second day is killed in its first step."""
+    (chain.folder / "mine.py").write_text(KILLED.replace("FOLDER", repr(str(chain.folder))))
+    for day, first in (("2026-01-11", 0), ("2026-01-12", 1)):
+        for number, path in enumerate(drawn[first:120:2]):
+            target = chain.folder / "in" / day / "ab"[number % 2]
+            target.mkdir(parents=True, exist_ok=True)
+            os.link(path, target / f"{number:04d}{path.suffix}")
+    changes = {
+        "backend": "local",
+        "launch_flags": "",
+        "train_flags": f"--model {chain.folder}/mine.py:make --epochs 1 --batch-size 8",
+        "ingest_flags": {
+            "image-size": "28",
+            "split": "train=0.7,validation=0.3",
+            "max-reject-rate": "0.1",
+        },
+        "max_record_drop": 0.5,
+    }
+    state, tasks, _, _, log = chain.run("2026-01-11", **changes)
+    assert (state, tasks) == ("success", DONE), log[-6000:]
+    state, tasks, _, xcoms, log = chain.run("2026-01-12", retries=1, **changes)
+    assert (state, tasks) == ("success", DONE), log[-6000:]
+    assert "ended by signal 9 (SIGKILL)" in log
+    history = json.loads(Path(xcoms["launch return_value"], "history.json").read_text())
+    assert len(history["epochs"]) == 1 and history["config"]["resume"]
+    assert len(history["data"]) == 2
+
+    # What is finished is not trained again, though the run did not pass the gate the first time.
+    (chain.folder / "runs/last-training.json").unlink()
+    state, tasks, _, _, log = chain.run("2026-01-12", **changes)
+    assert (state, tasks) == ("success", DONE), log[-6000:]
+    assert "is finished, so nothing is launched" in log
 
 
 @pytest.mark.timeout(600)

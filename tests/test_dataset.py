@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -1202,6 +1203,13 @@ def test_a_buffer_larger_than_its_budget(base):
 def test_folders_that_are_none(base, tmp_path):
     assert refusal([]) == "folders: none given; give the folder of a data set, or several"
     assert refusal([base, base]) == f"folders: {base} is given twice; its records would count twice"
+    for same in (f"{base}/", os.path.relpath(base), f"{base.parent}/./{base.name}"):
+        assert refusal([base, same]) == (
+            f"folders: {same} is given twice (as {base}); its records would count twice"
+        )
+    assert refusal(["gs://b/r", "gs://b/r/"]) == (
+        "folders: gs://b/r/ is given twice (as gs://b/r); its records would count twice"
+    )
     assert refusal(tmp_path) == (
         f"{tmp_path}: no dataset.json, so this is no complete data set: run tpufeed ingest"
     )
@@ -1246,7 +1254,8 @@ def test_a_key_in_two_folders(base, drawn, make, tmp_path):
     other = make(f"{copied}/*/*", "--image-size", f"{WIDTH}x{HEIGHT}", "--encoding", "png")
     assert refusal([base, other]) == (
         f"folders: key {shared!r} stands in {base} and in {other} (1 such keys): its record would "
-        "count twice; leave one out with tpufeed ingest --exclude"
+        "count twice; leave one out with tpufeed ingest --exclude, or, where they are different "
+        "pictures, ingest with --root at a folder above both"
     )
 
 

@@ -29,7 +29,7 @@ from pipeline import launch, vertex
 from pipeline.__main__ import main
 from pipeline.config import LaunchConfig, TrainConfig
 from transforms import files
-from transforms.manifest import load_manifest
+from transforms.manifest import Split, dump_manifest, load_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGE = "us-docker.pkg.dev/my-project/images/trainer:1"
@@ -717,6 +717,67 @@ def test_data_that_are_not_whole_cost_nothing(service, digits, tmp_path, capsys)
     assert service.requests == []
 
 
+def changed(folder, target, *, drop: str = "", **fields) -> Path:
+    """A copy of a data set, whole but without a split, or with other fields in dataset.json."""
+    copy = shutil.copytree(folder, target)
+    manifest = load_manifest(str(copy))
+    splits = {name: split for name, split in manifest.splits.items() if name != drop}
+    if drop:
+        for path in [*copy.glob(f"{drop}-*"), *copy.glob(f"index/{drop}-*")]:
+            path.unlink()
+    manifest = dataclasses.replace(manifest, **{"splits": splits, **fields})
+    (copy / "dataset.json").write_bytes(dump_manifest(manifest))
+    return copy
+
+
+def test_what_train_would_refuse_is_refused_before_anything_is_asked(
+    service, digits, tmp_path, capsys
+):
+    def refusal(data, *flags: str) -> str:
+        assert main(words(service, data, tmp_path / "run", *flags)) == 1
+        assert not service.requests
+        return error_line(capsys.readouterr().err)
+
+    bare = changed(digits, tmp_path / "bare", drop="validation")
+    lacks = f"{bare}: no split validation, only train: ingest with --split train=0.9,validation=0.1"
+    assert refusal(digits, "--data", str(bare)) == lacks
+    assert refusal(bare) == lacks.replace("validation, only", "validation or test, only")
+    # There is something to test on, but not in the split that is taken.
+    splits = load_manifest(str(digits)).splits
+    none = Split(records=0, classes=dict.fromkeys("abc", 0), shards=())
+    splits = {"train": splits["train"], "validation": none}
+    empty = changed(bare, tmp_path / "empty", splits=splits)
+    assert (
+        refusal(empty) == f"{empty}: split validation is empty: ingest more, or with other shares"
+    )
+    varying = changed(digits, tmp_path / "varying", image_size=None)
+    message = f"{varying}: pictures of varying size; give --image-size N or WxH"
+    assert refusal(varying) == message
+    copy = shutil.copytree(digits, tmp_path / "copy")
+    line = refusal(digits, "--data", str(copy))
+    assert f"stands in {digits} and in {copy} (60 such keys): its record would count twice" in line
+    assert "--root at a folder above both" in line
+    line = refusal("gs://b/r", "--data", "gs://b/r/")
+    assert line == "--data gs://b/r/: a folder is given twice; its records would count twice"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--mode", "eager"], "--mode eager: a TPU runs compiled programs only; use --mode xla"),
+        (
+            ["--mode", "xla", "--dump-hlo", "gs://b/hlo"],
+            "--dump-hlo: not on a TPU; train on one CPU or GPU for it, or drop it",
+        ),
+    ],
+)
+def test_what_no_tpu_does_is_status_2(service, digits, tmp_path, capsys, flags, message):
+    argv = words(service, digits, tmp_path / "run", train=["--model", "lenet5", *flags])
+    assert main(argv) == 2
+    assert error_line(capsys.readouterr().err) == message
+    assert service.requests == []
+
+
 def test_a_run_that_is_there_is_not_spoilt(service, digits, tmp_path, capsys):
     output = tmp_path / "run"
     argv = words(service, digits, output)
@@ -727,6 +788,13 @@ def test_a_run_that_is_there_is_not_spoilt(service, digits, tmp_path, capsys):
     assert main(argv) == 1
     assert error_line(capsys.readouterr().err) == (
         f"{output}: there is a run in it: give a new folder as --output, or --resume after --"
+    )
+    assert main([*argv, "--resume"]) == 1
+    assert f"{output}/history.json: not as tpufeed train writes" in capsys.readouterr().err
+    (output / "history.json").write_text('{"epochs": [{}, {}, {}]}')
+    assert main([*argv, "--resume"]) == 1
+    assert error_line(capsys.readouterr().err) == (
+        f"--epochs 1: {output} has 3 already: give --epochs 3 or more"
     )
     assert service.jobs == {}
 

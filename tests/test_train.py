@@ -21,7 +21,7 @@ from pipeline.compare import format_table
 from pipeline.config import Schedule, TrainConfig, make_parser, make_train_config
 from pipeline.dataset import open_dataset
 from pipeline.devices import Placement, choose_strategy, import_tensorflow
-from pipeline.history import Epoch, History
+from pipeline.history import Epoch, History, RunFolder
 from pipeline.learner import Learner, Statistics
 from pipeline.models import build_model
 from transforms.example import encode_example, parse_example
@@ -168,7 +168,7 @@ def test_plan_counts_whole_training_steps_and_every_test_example(dataset):
     manifests = [with_counts(dataset, train=60000, test=10000)]
     plan = train.make_plan(config("d", batch_size=128), manifests, replicas=1)
     assert (plan.test_split, plan.steps, plan.test_steps) == ("test", 468, 79)
-    plan = train.make_plan(config("d", batch_size=128), manifests * 2, replicas=8)
+    plan = train.make_plan(config("d", "e", batch_size=128), manifests * 2, replicas=8)
     assert (plan.steps, plan.test_steps) == (117, 20)
     manifests = [with_counts(dataset, train=8, test=1, validation=9)]
     plan = train.make_plan(config("d"), manifests, replicas=1)
@@ -192,6 +192,23 @@ def test_plan_counts_whole_training_steps_and_every_test_example(dataset):
 def test_refused_plans(dataset, counts, message):
     with pytest.raises(ValueError, match=message):
         train.make_plan(config("d"), [with_counts(dataset, **counts)], replicas=4)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({"train": 9}, "^e: no split validation, only train: ingest with --split train=0.9,val"),
+        ({"train": 9, "test": 9}, "^e: no split validation, only test, train: ingest with"),
+        ({"validation": 9}, "^e: no split train, only validation: ingest with"),
+    ],
+)
+def test_every_folder_has_the_splits_that_are_used(dataset, counts, message):
+    first = with_counts(dataset, train=9, validation=9)
+    with pytest.raises(ValueError, match=message):
+        train.make_plan(config("d", "e"), [first, with_counts(dataset, **counts)], replicas=1)
+    # One of them may have no record in it.
+    second = with_counts(dataset, train=9, validation=0)
+    assert train.make_plan(config("d", "e"), [first, second], replicas=1).test_steps == 2
 
 
 def test_pictures_of_varying_size_need_a_size(dataset):
@@ -733,6 +750,76 @@ def test_history_is_there_before_its_checkpoint(run, dataset, tmp_path):
     assert tf.train.latest_checkpoint(f"{folder}/checkpoints").endswith("ckpt-2")
 
 
+def stop_before_a_checkpoint(made, *, after: int) -> None:
+    """Trains, and is interrupted before the first epoch's checkpoint, 0 or 1 epochs in history."""
+
+    def interrupt(self, history):
+        if after:
+            self.save_text("history.json", history.to_json())
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "save_epoch", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train.train(dataclasses.replace(made, resume=False))
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_run_stopped_before_its_first_checkpoint_begins_anew(dataset, tmp_path, after):
+    made = config(dataset, output=str(tmp_path / "run"), resume=True)
+    stop_before_a_checkpoint(made, after=after)
+    path = tmp_path / "run" / "history.json"
+    assert [p.name for p in path.parent.iterdir()] == ["history.json"]
+    assert len(json.loads(path.read_text())["epochs"]) == after
+    for fields, message in (
+        ({"resume": False}, "run: is not empty: give a new folder as --output, or --resume"),
+        ({"model": "convnet"}, "history.json: model was lenet5, is now convnet: a run keeps its"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train.train(dataclasses.replace(made, **fields))
+    reports = []
+    history = train.train(made, report=reports.append)
+    assert [epoch.epoch for epoch in reports] == [0]
+    assert history.epochs == tuple(reports)
+    assert json.loads(path.read_text())["confusion"]
+
+
+def test_a_history_that_was_never_whole_is_no_run(dataset, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".history.json.tmp").write_text("{")
+    assert len(train.train(config(dataset, output=str(folder))).epochs) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, "history.json: has 2 epochs, and there is no checkpoint: copy the run again, or tra"),
+        ({"epochs": 1}, "history.json: has 1 epochs, and there is no checkpoint: copy the run a"),
+    ],
+)
+def test_a_run_whose_checkpoints_were_lost_is_refused(run, dataset, tmp_path, change, message):
+    folder = copy_run(run, tmp_path)
+    shutil.rmtree(f"{folder}/checkpoints")
+    path = Path(folder, "history.json")
+    document = json.loads(path.read_text())
+    text = json.dumps({**document, "epochs": document["epochs"][: change.get("epochs", 2)]})
+    path.write_text(text)
+    made = config(dataset, epochs=3, optimizer="adam", output=folder, resume=True)
+    with pytest.raises(ValueError, match=message):
+        train.train(made)
+    assert path.read_text() == text
+
+
+def test_fewer_epochs_than_are_done_are_refused(run, dataset, tmp_path):
+    folder = copy_run(run, tmp_path)
+    before = Path(folder, "history.json").read_text()
+    made = config(dataset, epochs=1, optimizer="adam", output=folder, resume=True)
+    with pytest.raises(ValueError, match="^--epochs 1: .*/run has 2 already: give --epochs 2 or"):
+        train.train(made)
+    assert Path(folder, "history.json").read_text() == before
+
+
 def test_a_finished_run_is_not_trained_on(run, dataset, tmp_path):
     folder = copy_run(run, tmp_path)
     made = config(dataset, epochs=2, optimizer="adam", output=folder, resume=True)
@@ -865,6 +952,29 @@ def test_two_sets_that_differ_are_refused(dataset, pictures, tmp_path, capsys):
     capsys.readouterr()
     error = command("--data", str(dataset), "--data", str(other), capsys=capsys)
     assert "image_size" in error and str(other) in error
+
+
+def test_what_cannot_be_read_leaves_no_folder(dataset, tmp_path, capsys):
+    """Neither a folder without the split to test on, nor one with the keys of another."""
+    output = tmp_path / "run"
+    copy = shutil.copytree(dataset, tmp_path / "copy")
+    error = command(
+        *("--data", str(dataset), "--data", str(copy), "--output", str(output)), capsys=capsys
+    )
+    assert f"stands in {dataset} and in {copy} (60 such keys): its record would count" in error
+    assert not output.exists()
+    manifest = load_manifest(str(copy))
+    splits = {"train": manifest.splits["train"]}
+    (copy / "dataset.json").write_bytes(dump_manifest(dataclasses.replace(manifest, splits=splits)))
+    for path in [*copy.glob("validation-*"), *copy.glob("index/validation-*")]:
+        path.unlink()
+    error = command(
+        *("--data", str(dataset), "--data", str(copy), "--output", str(output)),
+        *("--model", "keras:Absent"),
+        capsys=capsys,
+    )
+    assert f"error: {copy}: no split validation, only train: ingest with --split" in error
+    assert not output.exists()
 
 
 def test_a_loss_that_is_no_number_ends_the_run(dataset, capsys):
