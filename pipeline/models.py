@@ -187,7 +187,7 @@ def _at_hand(weights: str | None) -> Iterator[str | None]:
                 file = os.path.join(folder, weights.rpartition("/")[2])
                 tf.io.gfile.copy(weights, file)
         except (tf.errors.OpError, OSError) as error:
-            raise ValueError(f"--weights {weights}: cannot be read: {_line(error)}") from error
+            raise ValueError(f"--weights {weights}: cannot be read: {one_line(error)}") from error
         yield file
 
 
@@ -212,7 +212,7 @@ def _cannot_build(name: str, input_shape: Shape, error: Exception) -> ValueError
     size = "x".join(map(str, input_shape))
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return ValueError(
-        f"--model {name}: cannot be built for pictures of {size}: {kind}{_line(error)}"
+        f"--model {name}: cannot be built for pictures of {size}: {kind}{one_line(error)}"
     )
 
 
@@ -264,7 +264,7 @@ def _from_keras(
             if weights == "imagenet"
             else "it must hold this network's weights, made with include_top=False"
         )
-        raise ValueError(f"--weights {weights}: {_line(error)}; {remedy}") from error
+        raise ValueError(f"--weights {weights}: {one_line(error)}; {remedy}") from error
     body = keras.Sequential(
         [
             keras.Input(input_shape),
@@ -335,7 +335,7 @@ def _run_file(file: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ValueError(f"{file}: {type(error).__name__}: {_line(error)}") from error
+        raise ValueError(f"{file}: {type(error).__name__}: {one_line(error)}") from error
     return module
 
 
@@ -376,7 +376,7 @@ def _check_loads_again(model: Any, name: str, file: str) -> None:
         keras.saving.deserialize_keras_object(config, custom_objects=load_objects(file))
     except Exception as error:  # the user's layers raise what they like
         lambdas = [layer.name for layer in _layers_of(model) if type(layer) is keras.layers.Lambda]
-        layers = f": layer {', '.join(lambdas)} is a Lambda" if lambdas else f": {_line(error)}"
+        layers = f": layer {', '.join(lambdas)} is a Lambda" if lambdas else f": {one_line(error)}"
         raise ValueError(
             f"--model {name}: could be saved, but not loaded again{layers}: write a layer class "
             "with get_config, registered by keras.saving.register_keras_serializable()"
@@ -393,7 +393,9 @@ def _load_weights(model: Any, weights: str, file: str) -> None:
     try:
         model.load_weights(file)
     except Exception as error:  # h5py, zipfile and Keras raise what they like
-        raise ValueError(f"--weights {weights}: do not fit {model.name}: {_line(error)}") from error
+        raise ValueError(
+            f"--weights {weights}: do not fit {model.name}: {one_line(error)}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -408,5 +410,6 @@ def _dtype_policy(name: str) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def _line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Returns what an error of Keras's says, on one line and without its colours."""
     return " ".join(_COLOR.sub("", str(error)).split())[:200] or type(error).__name__
