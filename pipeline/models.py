@@ -412,4 +412,6 @@ def _dtype_policy(name: str) -> Iterator[None]:
 
 def one_line(error: BaseException) -> str:
     """Returns what an error of Keras's says, on one line and without its colours."""
-    return " ".join(_COLOR.sub("", str(error)).split())[:200] or type(error).__name__
+    # Of nested layers Keras tells each with all its settings, and what is wrong at the end.
+    text = _COLOR.sub("", str(error)).rpartition("Exception encountered: ")[2]
+    return " ".join(text.split())[:200] or type(error).__name__
