@@ -47,6 +47,7 @@ _LOCAL_RUNNER = "FnApiRunner"
 # Where workers are elsewhere the cores of this machine say nothing, and the same job must come out
 # of any. Dataflow has a process a vCPU: one decodes while the other waits for what comes next.
 _REMOTE_DECODERS = 2
+_INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 _WORKER = "apache_beam.runners.worker.sdk_worker_main"
 
 
@@ -197,6 +198,10 @@ def run_pipeline(
         return outcome
     if not isinstance(outcome, Exception):
         raise outcome
+    if _INTERRUPTED.search(
+        str(outcome)
+    ):  # while a step ran here, which Beam reports as its failure
+        raise KeyboardInterrupt from outcome
     # Beam hands on a worker's traceback as the text of a RuntimeError, or the error itself.
     kind = "" if isinstance(outcome, RuntimeError) else f"{type(outcome).__name__}: "
     line = last_line(f"{kind}{outcome}")
