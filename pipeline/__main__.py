@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import logging
 import os
@@ -16,6 +17,7 @@ from pipeline import __version__
 from pipeline.config import (
     PlanConfig,
     UsageError,
+    check_predict_arguments,
     make_analyze_arguments,
     make_export_config,
     make_ingest_config,
@@ -25,7 +27,7 @@ from pipeline.config import (
     parse_compare,
     split_train_flags,
 )
-from pipeline.messages import OneLineFormatter, describe_seconds, printable, say
+from pipeline.messages import OneLineFormatter, ReaderGone, describe_seconds, printable, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint = "; flags of tpufeed train go after --" if args.command == "launch" else ""
             raise UsageError(f"{rest[0]}: tpufeed {args.command} has no such argument{hint}")
         return _run_command(args, train_flags if args.command == "launch" else rest)
+    except KeyboardInterrupt:
+        if args.debug:
+            traceback.print_exc()
+        print(f"tpufeed {args.command}: interrupted{_way_on(args)}", file=sys.stderr)
+        return 1
+    except ReaderGone:
+        _drop_output()
+        return 1
     except Exception as error:
         if args.debug:
             traceback.print_exc()
@@ -58,6 +68,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         kind = "" if expected else f"{type(error).__name__}: "
         print(f"tpufeed {args.command}: error: {kind}{text}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _way_on(args: argparse.Namespace) -> str:
+    if args.command == "ingest":
+        return ": --resume goes on with what is there"
+    if args.command == "train" and args.output and not args.compare:
+        return ": --resume goes on after the last checkpoint, if there is one"
+    return ""
+
+
+def _drop_output() -> None:
+    """Leaves nothing to flush at the end into a pipe that is closed, as Python's docs advise."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for file in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a stream that is no file of the system's
+            os.dup2(nowhere, file.fileno())
+    os.close(nowhere)
 
 
 def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
@@ -252,7 +279,7 @@ def _analyze(args: argparse.Namespace) -> int:
 
     transform = analyze_datasets(folders, output=output)
     for name, values in (("mean", transform.mean), ("standard deviation", transform.std)):
-        print(f"channel {name}: {' '.join(f'{value:.4f}' for value in values)}")
+        say(f"channel {name}: {' '.join(f'{value:.4f}' for value in values)}")
     say(f"{output}: transform_fn")
     return 0
 
@@ -271,6 +298,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _predict(args: argparse.Namespace) -> int:
+    check_predict_arguments(args)
     from pipeline.devices import import_tensorflow
 
     import_tensorflow(quiet=not args.debug)

@@ -18,7 +18,7 @@ from transforms.example import SCHEMAS
 from transforms.exif import EXIF_NAMES, choose_names
 from transforms.files import is_remote
 from transforms.filters import SizeFilter
-from transforms.image import ENCODINGS, RESIZE_MODES, PixelPolicy
+from transforms.image import ENCODINGS, LARGEST_SIDE, RESIZE_MODES, PixelPolicy
 from transforms.labels import ONE_LABEL, Labelling
 from transforms.records import IDX_PREFIX, Grouping, Input
 from transforms.shards import MOST_SHARDS, SPLIT_NAME, Weights, check_weights
@@ -326,7 +326,8 @@ class Schedule:
 
     Attributes:
       peak: the highest rate.
-      start: the rate of epoch 0, where there is a ramp.
+      start: the rate of epoch 0, where there is a ramp; None for peak / (ramp + 1), one of its
+        steps above 0, at which an epoch would teach nothing.
       floor: what the rate falls towards.
       ramp: epochs from start to peak, in equal steps.
       hold: epochs at the peak.
@@ -334,7 +335,7 @@ class Schedule:
     """
 
     peak: float
-    start: float = 0.0
+    start: float | None = None
     floor: float = 0.0
     ramp: int = 0
     hold: int = 0
@@ -343,7 +344,8 @@ class Schedule:
     def at(self, epoch: int) -> float:
         """Returns the rate of an epoch, counted from 0."""
         if epoch < self.ramp:
-            return self.start + (self.peak - self.start) * epoch / self.ramp
+            start = self.peak / (self.ramp + 1) if self.start is None else self.start
+            return start + (self.peak - start) * epoch / self.ramp
         after = max(0, epoch - self.ramp - self.hold)
         return self.floor + (self.peak - self.floor) * self.decay**after
 
@@ -447,6 +449,9 @@ class TrainConfig:
             raise UsageError(f"--seed {self.seed}: must be less than {2**31}")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise UsageError(f"--learning-rate {self.learning_rate:g}: must be more than 0")
+        for side in self.image_size or ():
+            if not 1 <= side <= LARGEST_SIDE:
+                raise UsageError(f"--image-size {side}: allowed are 1 to {LARGEST_SIDE}")
         self._check_together()
 
     def _check_together(self) -> None:
@@ -1135,6 +1140,18 @@ def make_analyze_arguments(args: argparse.Namespace) -> tuple[tuple[str, ...], s
     return _folders(args.data), _absolute(args.output)
 
 
+def check_predict_arguments(args: argparse.Namespace) -> None:
+    """Checks the names that `tpufeed predict` was given.
+
+    Raises:
+      UsageError: one is empty.
+    """
+    if not args.model:
+        raise UsageError("--model '': is empty; give the --output of tpufeed export")
+    if "" in args.images:
+        raise UsageError("IMAGE '': is empty; give a file")
+
+
 def _folders(names: Sequence[str]) -> tuple[str, ...]:
     if "" in names:
         raise UsageError("--data '': is empty; give a folder")
@@ -1176,7 +1193,7 @@ def _parse_schedule(text: str, peak: float) -> Schedule:
         if not 0 <= values[name] < math.inf:
             raise UsageError(f"--schedule {text}: {name} must be 0 or more")
     schedule = Schedule(peak, floor=values.pop("min", 0.0), **values)
-    if schedule.decay > 1 or max(schedule.start, schedule.floor) > peak:
+    if schedule.decay > 1 or max(schedule.start or 0.0, schedule.floor) > peak:
         raise UsageError(
             f"--schedule {text}: decay is at most 1, start and min at most the rate, {peak:g}"
         )

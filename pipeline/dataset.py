@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import json
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -513,42 +514,58 @@ def _batch_decoded(data: tf.data.Dataset, *, reading: _Reading) -> tf.data.Datas
 
 
 def _augment(data: tf.data.Dataset, *, augment: Augment, reading: _Reading) -> tf.data.Dataset:
-    if not _takes_seed(augment):
+    seeded = _with_seed(augment)
+    if seeded is None:
         return data.map(lambda r: {**r, "image": augment(r["image"])}, reading.calls)
     # A seed for each picture, another one in each epoch, and none that a thread gets by chance.
     seeds = tf.data.Dataset.random(seed=reading.seed, rerandomize_each_iteration=True)
     seeds = seeds.map(lambda number: tf.cast(number - 2**31, tf.int32)).batch(2, True)
     return tf.data.Dataset.zip((data, seeds)).map(
-        lambda r, seed: {**r, "image": augment(r["image"], seed)}, reading.calls
+        lambda r, seed: {**r, "image": seeded(r["image"], seed)}, reading.calls
     )
 
 
-def _takes_seed(augment: Augment) -> bool:
-    """Whether a second argument is required."""
+def _with_seed(augment: Augment) -> Augment | None:
+    """The function of a picture and a seed that it is, or None if it is one of a picture alone.
+
+    Raises:
+      ValueError: it requires more than that.
+    """
     required = [
         parameter
         for parameter in inspect.signature(augment).parameters.values()
         if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
-    return len(required) > 1
+    # What functools.partial gives by name, and all that follows it, can be given by name only.
+    named = [p.name for p in required if p.kind is p.KEYWORD_ONLY]
+    if len(required) > 2 or named not in ([], ["seed"]):
+        names = ", ".join(p.name for p in required)
+        raise ValueError(
+            f"augment: requires {names}; a picture and a seed are all that it is called with: give "
+            "the others with functools.partial"
+        )
+    if named:
+        return lambda image, seed: augment(image, seed=seed)
+    return augment if len(required) == 2 else None
 
 
 def check_augment(augment: Augment, *, shape: Sequence[int]) -> None:
     """Traces an augmentation and refuses what could not feed an accelerator.
 
     Args:
-      augment: called with a picture, uint8 of the shape, and, if it takes two arguments, with a
-        seed, int32 [2]; returns a picture.
+      augment: called with a picture, uint8 of the shape, and, if it requires a second argument, or
+        one by the name of seed, with a seed, int32 [2]; returns a picture.
       shape: (height, width, channels).
 
     Raises:
-      ValueError: it calls back into Python, or returns no picture of static shape.
+      ValueError: it requires other arguments, calls back into Python, or returns no picture of
+        static shape.
     """
-    inputs = [tf.TensorSpec(shape, tf.uint8)]
-    if _takes_seed(augment):
+    inputs, seeded = [tf.TensorSpec(shape, tf.uint8)], _with_seed(augment)
+    if seeded is not None:
         inputs.append(tf.TensorSpec([2], tf.int32))
-    traced = tf.function(augment).get_concrete_function(*inputs)
+    traced = tf.function(seeded or augment).get_concrete_function(*inputs)
     graph = traced.graph.as_graph_def()
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     for node in nodes:
@@ -574,12 +591,13 @@ def _shuffle_size(
     """Records in the shuffle buffer, of `each` bytes.
 
     Raises:
-      ValueError: more are asked for than the limit allows.
+      ValueError: more are asked for than the limit allows, or it allows none.
     """
+    check_positive("shuffle_bytes", limit)
     records = count_records(shards)
     if buffer is None:
         return max(1, min(records, int(limit / max(1, each))))
-    check_positive("shuffle_buffer", buffer)
+    _check_count("shuffle_buffer", buffer)
     if (needed := min(buffer, records) * each) > limit:
         raise ValueError(
             f"shuffle_buffer {buffer}: takes some {needed / 1e6:.1f} MB, more than the "
@@ -813,13 +831,26 @@ def _settle_order(
     return _Order(training=False, repeat=False, deterministic=True, drop_remainder=False)
 
 
+def _check_count(name: str, value: int) -> None:
+    _check_whole(name, value)
+    check_positive(name, value)
+
+
+def _check_whole(name: str, value: int) -> None:
+    try:
+        operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} {value!r}: must be a whole number") from None
+
+
 def _check_numbers(
     batch_size: int, image_dtype: Any, parallel_calls: int, shard_index: int, shard_count: int
 ) -> tf.DType:
-    check_positive("batch_size", batch_size)
-    check_positive("shard_count", shard_count)
+    _check_count("batch_size", batch_size)
+    _check_count("shard_count", shard_count)
     if parallel_calls != AUTOTUNE:
-        check_positive("parallel_calls", parallel_calls)
+        _check_count("parallel_calls", parallel_calls)
+    _check_whole("shard_index", shard_index)
     if not 0 <= shard_index < shard_count:
         raise ValueError(
             f"shard_index {shard_index}: allowed are 0 to {shard_count - 1}, since shard_count is "
@@ -898,7 +929,8 @@ def open_dataset(
       features: names of further features; the first element then is a dict.
       resize: (height, width); needed where dataset.json's image_size is null.
       augment: training only; called with a picture, uint8 [height, width, channels], and with a
-        seed, int32 [2], if it requires two arguments; returns the picture, of static shape.
+        seed, int32 [2], if it requires two arguments, or one by the name of seed; returns the
+        picture, of static shape.
       cache: "memory", or a folder, to keep the decoded pictures in.
       seed: of the shuffles and of the augmentation's seeds; None for TensorFlow's global one.
       deterministic: training only; whether equal seeds give equal orders (slower). None: no.

@@ -26,6 +26,7 @@ from pipeline.config import ExportConfig
 from pipeline.dataset import decode_image, parse_record, record_specs, resize_image
 from pipeline.folders import load_sources
 from pipeline.history import first_line, load_history
+from pipeline.models import USER_MODEL, load_objects, one_line
 from pipeline.transform_fn import Transform, load_transform
 from transforms.files import join
 from transforms.image import PixelPolicy
@@ -164,12 +165,10 @@ def export_run(config: ExportConfig) -> ServingFacts:
       What was written beside it.
 
     Raises:
-      ValueError: the run is not finished, its data sets are not those it was trained on, or the
-        output is not empty.
+      ValueError: the run is not finished, its model cannot be loaded, its data sets are not those
+        it was trained on, or the output is not empty.
       OSError: the output cannot be written.
     """
-    import keras
-
     if tf.io.gfile.isdir(config.output) and tf.io.gfile.listdir(config.output):
         raise ValueError(f"--output {config.output}: is not empty: give a new folder")
     history = load_history(config.run)
@@ -187,12 +186,33 @@ def export_run(config: ExportConfig) -> ServingFacts:
             "give the folders of the run with --data"
         )
     facts = _make_facts(history, sources)
-    model = keras.models.load_model(path, compile=False)
+    model = _load_model(config.run, str(history["config"]["model"]))
     name = history["config"].get("transform")
     manifest = next(iter(sources.values()))
     transform = load_transform(name, manifest=manifest) if name else None
     _save(Server(model, facts, transform=transform), facts, config.output)
     return facts
+
+
+def _load_model(run: str, name: str) -> Any:
+    """The model of a run, with layer classes from the user's file where it has such."""
+    import keras
+
+    path, user = join(run, "model.keras"), USER_MODEL.fullmatch(name)
+    try:
+        return keras.models.load_model(path, compile=False)
+    except Exception as error:  # zipfile, h5py, Keras and layers raise what they like
+        if not user:
+            raise _cannot_load(run, error) from error
+    try:
+        objects = load_objects(user["file"])
+        return keras.models.load_model(path, custom_objects=objects, compile=False)
+    except Exception as error:
+        raise _cannot_load(run, error) from error
+
+
+def _cannot_load(run: str, error: Exception) -> ValueError:
+    return ValueError(f"--run {run}: model.keras cannot be loaded: {one_line(error)}")
 
 
 def _make_facts(history: Mapping[str, Any], sources: Mapping[str, Manifest]) -> ServingFacts:

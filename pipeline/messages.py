@@ -33,9 +33,20 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
+class ReaderGone(Exception):
+    """Nobody reads any more what is printed, as after `| head`."""
+
+
 def say(text: object, *, file: TextIO | None = None) -> None:
-    """Prints lines for a person, in which names can do no more than stand there."""
-    print(printable(str(text), keep="\n"), file=file or sys.stdout, flush=True)
+    """Prints lines for a person, in which names can do no more than stand there.
+
+    Raises:
+      ReaderGone: the other end of the pipe was closed.
+    """
+    try:
+        print(printable(str(text), keep="\n"), file=file or sys.stdout, flush=True)
+    except BrokenPipeError as error:  # of another pipe, it stays an error like others
+        raise ReaderGone from error
 
 
 def describe_seconds(seconds: float) -> str:

@@ -12,13 +12,21 @@ import importlib.util
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 from pipeline.config import MODEL_FORMS
+from transforms.files import is_remote
 
 USER_MODEL = re.compile(r"(?P<file>.+\.py):(?P<function>\w+)")
 KERAS_PREFIX = "keras:"
+_USER_MODULE = "tpufeed_user_model"
+# Keras colours parts of what its errors say.
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+# What a graph may do to the result of its last computation without changing the numbers.
+_PASSING_ON = ("Identity", "Cast", "Reshape", "EnsureShape", "Squeeze", "ExpandDims")
 # Few batches an epoch: Keras's 0.99 would lag for many epochs.
 _MOMENTUM = 0.9
 
@@ -132,32 +140,63 @@ def build_model(
       std: standard deviation of each channel, scale 0 to 1; for scaling "standard".
       scaling: "unit" (0 to 1), "standard" (mean 0, deviation 1), "none" (0 to 255), or "auto":
         unit for lenet5 and the user's own, keras:NAME what it was published with, else standard.
-      weights: file to start from: model.keras of an earlier run, or what Keras's save_weights
-        wrote; with keras:NAME of the network without its top, or "imagenet". None for random ones.
+      weights: file to start from, local or in a bucket: model.keras of an earlier run, or what
+        Keras's save_weights wrote; with keras:NAME of the network without its top, or "imagenet".
+        None for random ones.
       mixed_bfloat16: whether layers compute in bfloat16; weights and logits stay float32.
 
     Raises:
-      ValueError: no such model, it cannot be built for these pictures, or its weights not loaded.
+      ValueError: no such model, it cannot be built for these pictures or not be loaded again once
+        it is saved, or its weights cannot be loaded.
     """
     import keras
 
-    with _dtype_policy("mixed_bfloat16" if mixed_bfloat16 else "float32"):
-        body, own_scaling = _build_body(name, input_shape, classes, weights)
-        _check_logits(body, name, classes)
+    with (
+        _at_hand(weights) as file,
+        _dtype_policy("mixed_bfloat16" if mixed_bfloat16 else "float32"),
+    ):
+        body, own_scaling = _build_body(name, input_shape, classes, weights, file)
+        _check_logits(body, name, input_shape, classes)
         scale = _make_scaling(scaling, name, mean, std) or own_scaling
         inputs = keras.Input(input_shape, name="pixels")
         model = keras.Model(inputs, body(scale(inputs) if scale else inputs), name=body.name)
-    if weights and (weights.endswith(".keras") or not name.startswith(KERAS_PREFIX)):
-        _load_weights(model, weights)
+        if user := USER_MODEL.fullmatch(name):
+            _check_loads_again(model, name, user["file"])
+        if weights and file and (weights.endswith(".keras") or not name.startswith(KERAS_PREFIX)):
+            _load_weights(model, weights, file)
     return model
 
 
+@contextlib.contextmanager
+def _at_hand(weights: str | None) -> Iterator[str | None]:
+    """The local file of what --weights names: Keras reads no others, the hosts of a TPU do."""
+    if weights in (None, "imagenet"):
+        yield weights
+        return
+    import tensorflow as tf
+
+    assert weights is not None
+    with contextlib.ExitStack() as stack:
+        try:
+            if not tf.io.gfile.exists(weights) or tf.io.gfile.isdir(weights):
+                raise ValueError(f"--weights {weights}: no such file")
+            file = weights
+            if is_remote(weights):
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tpufeed-"))
+                # By its end Keras tells what a file holds.
+                file = os.path.join(folder, weights.rpartition("/")[2])
+                tf.io.gfile.copy(weights, file)
+        except (tf.errors.OpError, OSError) as error:
+            raise ValueError(f"--weights {weights}: cannot be read: {one_line(error)}") from error
+        yield file
+
+
 def _build_body(
-    name: str, input_shape: Shape, classes: int, weights: str | None
+    name: str, input_shape: Shape, classes: int, weights: str | None, file: str | None
 ) -> tuple[Any, Callable[[Any], Any] | None]:
     """The network, and the scaling that belongs to it, if any does."""
     if name.startswith(KERAS_PREFIX):
-        return _from_keras(name.removeprefix(KERAS_PREFIX), input_shape, classes, weights)
+        return _from_keras(name.removeprefix(KERAS_PREFIX), input_shape, classes, weights, file)
     make = {"lenet5": lenet5, "convnet": convnet, "squeezenet": squeezenet}.get(name)
     if user := USER_MODEL.fullmatch(name):
         make = load_function(user["file"], user["function"])
@@ -173,7 +212,7 @@ def _cannot_build(name: str, input_shape: Shape, error: Exception) -> ValueError
     size = "x".join(map(str, input_shape))
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return ValueError(
-        f"--model {name}: cannot be built for pictures of {size}: {kind}{_line(error)}"
+        f"--model {name}: cannot be built for pictures of {size}: {kind}{one_line(error)}"
     )
 
 
@@ -204,7 +243,7 @@ def _make_scaling(
 
 
 def _from_keras(
-    name: str, input_shape: Shape, classes: int, weights: str | None
+    name: str, input_shape: Shape, classes: int, weights: str | None, file: str | None
 ) -> tuple[Any, Callable[[Any], Any] | None]:
     import keras
 
@@ -213,11 +252,9 @@ def _from_keras(
         known = ", ".join(n for n in dir(keras.applications) if n[0].isupper())
         raise ValueError(f"--model keras:{name}: keras.applications has none such; it has {known}")
     if weights and weights.endswith(".keras"):
-        weights = None  # those of a whole model, loaded when there is one
-    if weights not in (None, "imagenet") and not os.path.isfile(weights):
-        raise ValueError(f"--weights {weights}: no such file")
+        weights = file = None  # those of a whole model, loaded when there is one
     try:
-        base = make(include_top=False, weights=weights, input_shape=input_shape)
+        base = make(include_top=False, weights=file, input_shape=input_shape)
     except Exception as error:
         # A download fails in many ways (URLError, Exception, OSError); a file in as many.
         if weights is None:
@@ -227,7 +264,7 @@ def _from_keras(
             if weights == "imagenet"
             else "it must hold this network's weights, made with include_top=False"
         )
-        raise ValueError(f"--weights {weights}: {_line(error)}; {remedy}") from error
+        raise ValueError(f"--weights {weights}: {one_line(error)}; {remedy}") from error
     body = keras.Sequential(
         [
             keras.Input(input_shape),
@@ -269,22 +306,40 @@ def load_function(file: str, function: str) -> Callable[..., Any]:
     Raises:
       ValueError: no such file, it cannot be run, or it has no such function.
     """
-    if not os.path.isfile(file):
-        raise ValueError(f"{file}: no such file")
-    spec = importlib.util.spec_from_file_location("tpufeed_user_model", file)
-    assert spec and spec.loader, file
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"{file}: {type(error).__name__}: {_line(error)}") from error
-    found = getattr(module, function, None)
+    found = getattr(_run_file(file), function, None)
     if not callable(found):
         raise ValueError(f"{file}: has no function {function}(input_shape, classes)")
     return found
 
 
-def _check_logits(model: Any, name: str, classes: int) -> None:
+def load_objects(file: str) -> dict[str, Any]:
+    """Returns the classes and functions of a Python file, by name, for Keras to find layers in.
+
+    Raises:
+      ValueError: no such file, or it cannot be run.
+    """
+    module = _run_file(file)
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", None) == _USER_MODULE
+    }
+
+
+def _run_file(file: str) -> ModuleType:
+    if not os.path.isfile(file):
+        raise ValueError(f"{file}: no such file")
+    spec = importlib.util.spec_from_file_location(_USER_MODULE, file)
+    assert spec and spec.loader, file
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{file}: {type(error).__name__}: {one_line(error)}") from error
+    return module
+
+
+def _check_logits(model: Any, name: str, input_shape: Shape, classes: int) -> None:
     import keras
 
     if not isinstance(model, keras.Model):
@@ -296,17 +351,51 @@ def _check_logits(model: Any, name: str, classes: int) -> None:
         raise ValueError(
             f"--model {name}: its output is {shape}, must be logits of shape (None, {classes})"
         )
-    if getattr(model.layers[-1], "activation", None) is keras.activations.softmax:
+    if USER_MODEL.fullmatch(name) and _ends_with_softmax(model, input_shape):
         raise ValueError(f"--model {name}: ends with softmax, must return logits: drop it")
 
 
-def _load_weights(model: Any, file: str) -> None:
-    if not os.path.isfile(file):
-        raise ValueError(f"--weights {file}: no such file")
+def _ends_with_softmax(model: Any, input_shape: Shape) -> bool:
+    """Whether its graph does, whichever layer, activation or function put the softmax there."""
+    import tensorflow as tf
+
+    pixels = tf.TensorSpec((None, *input_shape), tf.float32)
+    traced = tf.function(lambda x: model(x, training=False)).get_concrete_function(pixels)
+    last = traced.outputs[0].op
+    while last.type in _PASSING_ON:
+        last = last.inputs[0].op
+    return last.type == "Softmax"
+
+
+def _check_loads_again(model: Any, name: str, file: str) -> None:
+    """Refuses what can be trained and saved but not be loaded, before the training is spent."""
+    import keras
+
+    try:
+        config = keras.saving.serialize_keras_object(model)
+        keras.saving.deserialize_keras_object(config, custom_objects=load_objects(file))
+    except Exception as error:  # the user's layers raise what they like
+        lambdas = [layer.name for layer in _layers_of(model) if type(layer) is keras.layers.Lambda]
+        layers = f": layer {', '.join(lambdas)} is a Lambda" if lambdas else f": {one_line(error)}"
+        raise ValueError(
+            f"--model {name}: could be saved, but not loaded again{layers}: write a layer class "
+            "with get_config, registered by keras.saving.register_keras_serializable()"
+        ) from error
+
+
+def _layers_of(model: Any) -> Iterator[Any]:
+    for layer in getattr(model, "layers", ()):
+        yield layer
+        yield from _layers_of(layer)
+
+
+def _load_weights(model: Any, weights: str, file: str) -> None:
     try:
         model.load_weights(file)
     except Exception as error:  # h5py, zipfile and Keras raise what they like
-        raise ValueError(f"--weights {file}: do not fit {model.name}: {_line(error)}") from error
+        raise ValueError(
+            f"--weights {weights}: do not fit {model.name}: {one_line(error)}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -321,5 +410,8 @@ def _dtype_policy(name: str) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+def one_line(error: BaseException) -> str:
+    """Returns what an error of Keras's says, on one line and without its colours."""
+    # Of nested layers Keras tells each with all its settings, and what is wrong at the end.
+    text = _COLOR.sub("", str(error)).rpartition("Exception encountered: ")[2]
+    return " ".join(text.split())[:200] or type(error).__name__

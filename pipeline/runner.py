@@ -48,6 +48,7 @@ _LOCAL_RUNNER = "FnApiRunner"
 # of any. Dataflow has a process a vCPU: one decodes while the other waits for what comes next.
 _REMOTE_DECODERS = 2
 _LONGEST_LINE = 2**16
+_INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 _WORKER = "apache_beam.runners.worker.sdk_worker_main"
 
 
@@ -199,6 +200,9 @@ def run_pipeline(
         return outcome
     if not isinstance(outcome, Exception):
         raise outcome
+    if _INTERRUPTED.search(str(outcome)):
+        # It hit a step that ran in this process, which Beam then tells as the step's failure.
+        raise KeyboardInterrupt from outcome
     # Beam hands on a worker's traceback as the text of a RuntimeError, or the error itself.
     kind = "" if isinstance(outcome, RuntimeError) else f"{type(outcome).__name__}: "
     line = last_line(f"{kind}{outcome}")

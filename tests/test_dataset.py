@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -634,6 +635,21 @@ def test_equal_seeds_augment_equally(base):
     assert epochs(2) != epochs(3)
 
 
+def test_a_seed_by_name(base):
+    """Of what partial() gives by name, all that follows is by name, too."""
+    brighter = functools.partial(tf.image.stateless_random_brightness, max_delta=0.4)
+
+    def same(image, seed):
+        return tf.image.stateless_random_brightness(image, 0.4, seed)
+
+    plain, first, second = (
+        [x["image"] for x, _ in one_epoch(base, augment=augment, seed=1, deterministic=True)]
+        for augment in (None, brighter, same)
+    )
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, plain)
+
+
 def test_augmentation_without_a_seed_and_of_another_size(base):
     def augment(image):
         return tf.image.convert_image_dtype(image, tf.float32)[2:10, 3:9] * 0.5
@@ -1082,6 +1098,23 @@ def nested_numpy(image):
     "options, message",
     [
         ({"batch_size": 0}, "batch_size 0: must be 1 or more"),
+        ({"batch_size": 2.5}, "batch_size 2.5: must be a whole number"),
+        ({"batch_size": "8"}, "batch_size '8': must be a whole number"),
+        ({"shard_index": "0"}, "shard_index '0': must be a whole number"),
+        ({"parallel_calls": "2"}, "parallel_calls '2': must be a whole number"),
+        ({"shuffle_buffer": 0.5}, "shuffle_buffer 0.5: must be a whole number"),
+        ({"shuffle_bytes": 0}, "shuffle_bytes 0: must be 1 or more"),
+        ({"shuffle_bytes": -1}, "shuffle_bytes -1: must be 1 or more"),
+        (
+            {"augment": tf.image.stateless_random_brightness},
+            "augment: requires image, max_delta, seed; a picture and a seed are all that it is "
+            "called with: give the others with functools.partial",
+        ),
+        (
+            {"augment": lambda image, *, strength: image},
+            "augment: requires image, strength; a picture and a seed are all that it is called "
+            "with: give the others with functools.partial",
+        ),
         (
             {"image_dtype": tf.int32},
             "image_dtype int32: allowed are uint8, float32, bfloat16, float16",

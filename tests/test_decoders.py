@@ -325,8 +325,10 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path):
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 2
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode not in (0, None)
+    _, err = process.communicate(timeout=30)
+    line = "tpufeed ingest: interrupted: --resume goes on with what is there"
+    assert (process.returncode, err.splitlines()[-1]) == (1, line)
+    assert "Traceback" not in err
     _, alive = psutil.wait_procs(family, timeout=10)
     assert alive == []
     assert not (tmp_path / "out/dataset.json").exists()

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -329,6 +330,60 @@ def test_wrong_folders_are_one_line(dataset, run, exported, pictures, tmp_path, 
     assert not new.exists()
     assert main(["export", "--run", "", "--output", "x"]) == 2
     assert said(capsys) == "tpufeed export: error: --run '': is empty; give a folder"
+
+
+MINE = """
+import keras
+
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return x * 2
+
+@keras.saving.register_keras_serializable("mine")
+class Thrice(keras.layers.Layer):
+    def call(self, x):
+        return x * 3
+
+def model(input_shape, classes):
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input(input_shape), layers.Flatten(), layers.Dense(classes), Twice(), Thrice()]
+    )
+"""
+
+
+def test_layers_of_ones_own(dataset, tmp_path, capsys):
+    """Trained in this process, exported in another one, which has not run the file."""
+    mine, run, serving = tmp_path / "mine.py", tmp_path / "run", tmp_path / "serving"
+    mine.write_text(MINE)
+    words = ["train", "--data", str(dataset), "--model", f"{mine}:model", "--epochs", "1"]
+    assert main([*words, "--batch-size", "8", "--output", str(run)]) == 0
+    export = ["export", "--run", str(run), "--output"]
+    subprocess.run(
+        [sys.executable, "-m", "pipeline", *export, str(serving)],
+        check=True,
+        cwd=Path(__file__).resolve().parents[1],
+    )
+    serve = tf.saved_model.load(str(serving)).signatures["serving_default"]
+    assert serve(records=tf.constant(records_of(dataset)))["logits"].shape[1] == 3
+    mine.unlink()
+    keras.saving.get_custom_objects().clear()
+    assert main([*export, str(tmp_path / "again")]) == 1
+    assert said(capsys) == (
+        f"tpufeed export: error: --run {run}: model.keras cannot be loaded: {mine}: no such file"
+    )
+
+
+def test_a_model_that_is_none_is_one_line(run, tmp_path, capsys):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "history.json").write_bytes((run / "history.json").read_bytes())
+    (broken / "model.keras").write_bytes((run / "model.keras").read_bytes()[:-1000])
+    assert main(["export", "--run", str(broken), "--output", str(tmp_path / "new")]) == 1
+    assert said(capsys).startswith(
+        f"tpufeed export: error: --run {broken}: model.keras cannot be loaded: "
+    )
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_moved_data_set_is_given_again(dataset, run, tmp_path):

@@ -1,10 +1,18 @@
 """One line out of many."""
 
 import logging
+import os
 
 import pytest
 
-from pipeline.messages import OneLineFormatter, describe_seconds, last_line, printable, say
+from pipeline.messages import (
+    OneLineFormatter,
+    ReaderGone,
+    describe_seconds,
+    last_line,
+    printable,
+    say,
+)
 
 TRACE = """Traceback (most recent call last):
   File "/usr/lib/python3/sdk_worker.py", line 312, in _execute
@@ -96,3 +104,13 @@ def test_what_drives_a_terminal_is_spelt_out(text, shown, capsys):
 )
 def test_durations_for_people(seconds, text):
     assert describe_seconds(seconds) == text
+
+
+def test_a_closed_pipe_is_told_from_others():
+    read, write = os.pipe()
+    os.close(read)
+    stream = open(write, "w")
+    with pytest.raises(ReaderGone):
+        say("hello", file=stream)
+    with pytest.raises(BrokenPipeError):
+        stream.close()

@@ -1,5 +1,6 @@
 """The models: their sizes, their scaling, and what is refused."""
 
+import contextlib
 import socket
 
 import numpy as np
@@ -148,6 +149,46 @@ def softmax(input_shape, classes):
         [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes, "softmax")]
     )
 
+def layer(input_shape, classes):
+    return keras.Sequential([good(input_shape, classes), keras.layers.Softmax()])
+
+def nested(input_shape, classes):
+    inputs = keras.Input(input_shape)
+    return keras.Model(inputs, keras.layers.Identity()(softmax(input_shape, classes)(inputs)))
+
+def activation(input_shape, classes):
+    last = keras.layers.Activation(keras.ops.softmax, dtype="float32")
+    return keras.Sequential([good(input_shape, classes), last])
+
+def inside(input_shape, classes):
+    inputs = keras.Input(input_shape)
+    x = keras.layers.Dense(8, "softmax")(keras.layers.Flatten()(inputs))
+    return keras.Model(inputs, keras.layers.Dense(classes)(x))
+
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return x * 2
+
+class Times(keras.layers.Layer):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, x):
+        return x * self.factor
+
+def twice(input_shape, classes):
+    return keras.Sequential([good(input_shape, classes), Twice()])
+
+def times(input_shape, classes):
+    return keras.Sequential([good(input_shape, classes), Times(keras.Variable(2.0))])
+
+def anything(input_shape, classes):
+    last = keras.layers.Lambda(lambda x: x * 2, name="doubled")
+    return keras.Sequential(
+        [keras.Input(input_shape), keras.Sequential([good(input_shape, classes), last])]
+    )
+
 def two(input_shape, classes):
     return good(input_shape, 2)
 
@@ -167,14 +208,23 @@ def user_file(tmp_path):
 
 
 def test_users_own_model(user_file):
-    model = build_model(f"{user_file}:good", input_shape=(4, 4, 1), classes=3)
-    assert model(pixels((4, 4, 1))).shape == (2, 3)
+    for function in ("good", "inside", "twice"):
+        model = build_model(f"{user_file}:{function}", input_shape=(4, 4, 1), classes=3)
+        assert model(pixels((4, 4, 1))).shape == (2, 3)
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         ("softmax", "ends with softmax, must return logits: drop it"),
+        ("layer", "ends with softmax, must return logits: drop it"),
+        ("nested", "ends with softmax, must return logits: drop it"),
+        ("activation", "ends with softmax, must return logits: drop it"),
+        ("anything", "could be saved, but not loaded again: layer doubled is a Lambda: write a la"),
+        (
+            "times",
+            "could be saved, but not loaded again: .*Times.*: write a layer class with get_c",
+        ),
         ("two", r"its output is \(None, 2\), must be logits of shape \(None, 3\)"),
         ("nothing", "returned NoneType, must return a keras.Model"),
         ("fails", "cannot be built for pictures of 4x4x1: NameError: name 'undefined' is not def"),
@@ -184,6 +234,43 @@ def test_users_own_model(user_file):
 def test_users_wrong_models(user_file, function, message):
     with pytest.raises(ValueError, match=message):
         build_model(f"{user_file}:{function}", input_shape=(4, 4, 1), classes=3)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_softmax_is_found_in_bfloat16_too(user_file, mixed):
+    for function, refused in (("layer", True), ("inside", False)):
+        with pytest.raises(ValueError, match="softmax") if refused else contextlib.nullcontext():
+            build_model(
+                f"{user_file}:{function}", input_shape=(4, 4, 1), classes=2, mixed_bfloat16=mixed
+            )
+
+
+def test_weights_in_a_bucket(tmp_path):
+    """TensorFlow's file system in memory stands for the bucket: Keras cannot read it either."""
+    shape = (28, 28, 1)
+    first = build_model("lenet5", input_shape=shape, classes=4)
+    first.save(tmp_path / "model.keras")
+    first.save_weights(tmp_path / "first.weights.h5")
+    network = (
+        build_model("keras:MobileNet", input_shape=(32, 32, 3), classes=4).layers[-1].layers[0]
+    )
+    network.save_weights(tmp_path / "base.weights.h5")
+    for name in ("model.keras", "first.weights.h5", "base.weights.h5"):
+        tf.io.gfile.copy(str(tmp_path / name), f"ram://{tmp_path}/{name}", overwrite=True)
+        (tmp_path / name).unlink()
+    for name in ("model.keras", "first.weights.h5"):
+        weights = f"ram://{tmp_path}/{name}"
+        second = build_model("lenet5", input_shape=shape, classes=4, weights=weights)
+        assert np.array_equal(first(pixels(shape)), second(pixels(shape)))
+    weights = f"ram://{tmp_path}/base.weights.h5"
+    second = build_model("keras:MobileNet", input_shape=(32, 32, 3), classes=4, weights=weights)
+    for mine, theirs in zip(second.layers[-1].layers[0].weights, network.weights, strict=True):
+        assert np.array_equal(mine, theirs)
+    with pytest.raises(ValueError, match=f"^--weights {weights}: do not fit lenet5: "):
+        build_model("lenet5", input_shape=shape, classes=4, weights=weights)
+    for name in ("none.keras", ""):
+        with pytest.raises(ValueError, match=rf"^--weights ram://{tmp_path}/{name}: no such file"):
+            build_model("lenet5", input_shape=shape, classes=4, weights=f"ram://{tmp_path}/{name}")
 
 
 def test_users_broken_files(tmp_path):

@@ -2,6 +2,10 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,6 +144,37 @@ def test_more_files_than_a_batch_keep_their_order(exported, tmp_path):
     assert [prediction.path for prediction in told] == paths
     assert [bool(prediction.reason) for prediction in told] == [i % 4 == 3 for i in range(150)]
     assert len({prediction.label for prediction in told[0::4]}) == 1
+
+
+def test_a_reader_that_stops_reading_ends_it_without_a_word(exported, tmp_path):
+    """As `| head` does, here before the first line, so that no timing decides."""
+    draw(tmp_path / "good.png", seed=1)
+    read, write = os.pipe()
+    os.close(read)
+    words = ["predict", "--model", str(exported), str(tmp_path / "good.png")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *words],
+        cwd=Path(__file__).resolve().parents[1],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write)
+    assert done.returncode == 1
+    assert "tpufeed predict" not in done.stderr
+    assert "Broken pipe" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "m", "a.jpg", ""], "IMAGE '': is empty; give a file"),
+        (["--model", "", "a.jpg"], "--model '': is empty; give the --output of tpufeed export"),
+    ],
+)
+def test_empty_names_are_refused(words, message, capsys):
+    assert main(["predict", *words]) == 2
+    assert capsys.readouterr().err == f"tpufeed predict: error: {message}\n"
 
 
 def test_a_folder_without_a_model_is_one_line(tmp_path, capsys):

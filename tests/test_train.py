@@ -6,13 +6,14 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import ingest
+from helpers import INTERRUPTIBLE, ingest
 from PIL import Image
 
 from pipeline import figures, train
@@ -98,6 +99,15 @@ def test_learning_rate_holds_then_decays():
     assert Schedule(0.1).at(1000) == 0.1
 
 
+def test_a_ramp_without_a_start_has_no_epoch_at_rate_0():
+    rates = parse("--learning-rate", "0.6", "--schedule", "ramp=5").rates
+    assert [rates.at(epoch) for epoch in range(7)] == pytest.approx(
+        [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.6]
+    )
+    assert Schedule(0.6, ramp=1).at(0) == 0.3
+    assert Schedule(0.6, start=0.0, ramp=1).at(0) == 0  # as it was asked for
+
+
 # Arguments
 
 
@@ -130,6 +140,9 @@ def test_arguments():
         (["--learning-rate", "nan"], "--learning-rate nan: must be more than 0"),
         (["--augment", "flop"], "--augment flop: allowed are flip, saturation"),
         (["--optimizer", "lion"], "--optimizer lion: allowed are sgd, adam"),
+        (["--image-size", "0"], "--image-size 0: allowed are 1 to 16384"),
+        (["--image-size", "8x0"], "--image-size 0: allowed are 1 to 16384"),
+        (["--image-size", "99999"], "--image-size 99999: allowed are 1 to 16384"),
         (["--schedule", "ramp=x"], "--schedule ramp=x: ramp must be a whole number"),
         (["--schedule", "rise=1"], "--schedule rise=1: 'rise=1': give each of ramp, hold"),
         (["--schedule", "start=1"], "--schedule start=1: decay is at most 1, start and min at"),
@@ -1069,3 +1082,48 @@ def test_figures_of_few_and_many_classes(count):
     assert grid.size == (312, 356)
     reds = (np.asarray(grid)[..., 0] > 150) & (np.asarray(grid)[..., 1] < 80)
     assert reds.any()
+
+
+def test_an_interrupt_is_one_line_and_the_run_can_be_resumed(dataset, tmp_path):
+    words = ["train", "--data", str(dataset), "--model", "lenet5", "--batch-size", "8"]
+    words += ["--tpu", "none", "--output", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        [*INTERRUPTIBLE, sys.executable, "-m", "pipeline", *words, "--epochs", "100000"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        epochs = [
+            process.stdout.readline() for _ in range(2)
+        ]  # the first one's checkpoint is there
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert epochs[1].startswith("[Epoch 1] ")
+    assert process.returncode == 1
+    assert err.splitlines()[-1] == (
+        "tpufeed train: interrupted: --resume goes on after the last checkpoint, if there is one"
+    )
+    assert "Traceback" not in err
+    done = len(json.loads((tmp_path / "run" / "history.json").read_text())["epochs"])
+    assert main([*words, "--epochs", str(done + 1), "--resume"]) == 0
+
+
+def test_a_reader_that_stops_reading_ends_the_training_without_a_word(dataset):
+    """As `| head` does, here before the first line, so that no timing decides."""
+    read, write = os.pipe()
+    os.close(read)
+    words = ["train", "--data", str(dataset), "--model", "lenet5", "--batch-size", "8"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *words, "--tpu", "none"],
+        cwd=ROOT,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("lenet5: ")  # the line that training begins with
