@@ -358,11 +358,13 @@ class ExportConfig:
       run: folder of a run of `tpufeed train`.
       output: a new folder, for the SavedModel.
       data: folders of the run's data sets, where they have moved; () for where they were.
+      layers: Python file with the layer classes of the run's model, which is run; None for none.
     """
 
     run: str
     output: str
     data: tuple[str, ...] = ()
+    layers: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -868,6 +870,11 @@ def _add_serving(commands: Any) -> None:
     export.add_argument(
         "--data", action="append", metavar="DIR", help="the run's data (default: where it was)"
     )
+    export.add_argument(
+        "--layers",
+        metavar="FILE.py",
+        help="has the model's own layer classes; it is run (default: none)",
+    )
     predict = _add_command(
         commands,
         "predict",
@@ -1121,12 +1128,16 @@ def make_export_config(args: argparse.Namespace) -> ExportConfig:
     """Returns the checked configuration.
 
     Raises:
-      UsageError: a folder's name is empty.
+      UsageError: a name is empty.
     """
     for flag in ("run", "output"):
         if not getattr(args, flag):
             raise UsageError(f"--{flag} '': is empty; give a folder")
-    return ExportConfig(_absolute(args.run), _absolute(args.output), _folders(args.data or ()))
+    if args.layers == "":
+        raise UsageError("--layers '': is empty; give a Python file")
+    return ExportConfig(
+        _absolute(args.run), _absolute(args.output), _folders(args.data or ()), args.layers
+    )
 
 
 def make_analyze_arguments(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:

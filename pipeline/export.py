@@ -26,7 +26,7 @@ from pipeline.config import ExportConfig
 from pipeline.dataset import decode_image, parse_record, record_specs, resize_image
 from pipeline.folders import load_sources
 from pipeline.history import first_line, load_history
-from pipeline.models import USER_MODEL, load_objects, one_line
+from pipeline.models import load_objects, one_line
 from pipeline.transform_fn import Transform, load_transform
 from transforms.files import join
 from transforms.image import PixelPolicy
@@ -186,7 +186,7 @@ def export_run(config: ExportConfig) -> ServingFacts:
             "give the folders of the run with --data"
         )
     facts = _make_facts(history, sources)
-    model = _load_model(config.run, str(history["config"]["model"]))
+    model = _load_model(config.run, config.layers)
     name = history["config"].get("transform")
     manifest = next(iter(sources.values()))
     transform = load_transform(name, manifest=manifest) if name else None
@@ -194,25 +194,19 @@ def export_run(config: ExportConfig) -> ServingFacts:
     return facts
 
 
-def _load_model(run: str, name: str) -> Any:
-    """The model of a run, with layer classes from the user's file where it has such."""
+def _load_model(run: str, layers: str | None) -> Any:
+    """The model of a run; no file is run for it but the one that was given."""
     import keras
 
-    path, user = join(run, "model.keras"), USER_MODEL.fullmatch(name)
+    objects = load_objects(layers) if layers else None
     try:
-        return keras.models.load_model(path, compile=False)
-    except Exception as error:  # zipfile, h5py, Keras and layers raise what they like
-        if not user:
-            raise _cannot_load(run, error) from error
-    try:
-        objects = load_objects(user["file"])
+        path = join(run, "model.keras")
         return keras.models.load_model(path, custom_objects=objects, compile=False)
-    except Exception as error:
-        raise _cannot_load(run, error) from error
-
-
-def _cannot_load(run: str, error: Exception) -> ValueError:
-    return ValueError(f"--run {run}: model.keras cannot be loaded: {one_line(error)}")
+    except Exception as error:  # zipfile, h5py, Keras and layers raise what they like
+        hint = "" if layers else "; if it has layer classes of its own, give --layers FILE.py"
+        raise ValueError(
+            f"--run {run}: model.keras cannot be loaded: {one_line(error)}{hint}"
+        ) from error
 
 
 def _make_facts(history: Mapping[str, Any], sources: Mapping[str, Manifest]) -> ServingFacts:

@@ -358,20 +358,31 @@ def test_layers_of_ones_own(dataset, tmp_path, capsys):
     mine.write_text(MINE)
     words = ["train", "--data", str(dataset), "--model", f"{mine}:model", "--epochs", "1"]
     assert main([*words, "--batch-size", "8", "--output", str(run)]) == 0
-    export = ["export", "--run", str(run), "--output"]
-    subprocess.run(
-        [sys.executable, "-m", "pipeline", *export, str(serving)],
-        check=True,
-        cwd=Path(__file__).resolve().parents[1],
-    )
+    export = ["export", "--run", str(run), "--output", str(serving)]
+
+    def try_export(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "pipeline", *export, *words],
+            cwd=Path(__file__).resolve().parents[1],
+            capture_output=True,
+            text=True,
+        )
+
+    # No file is run that only the run names: runs are handed on, and data should be no program.
+    ended = try_export()
+    assert ended.returncode == 1 and not serving.exists()
+    line = ended.stderr.splitlines()[-1]
+    assert line.startswith(f"tpufeed export: error: --run {run}: model.keras cannot be loaded: ")
+    assert line.endswith("; if it has layer classes of its own, give --layers FILE.py")
+    assert try_export("--layers", str(mine)).returncode == 0
     serve = tf.saved_model.load(str(serving)).signatures["serving_default"]
     assert serve(records=tf.constant(records_of(dataset)))["logits"].shape[1] == 3
     mine.unlink()
-    keras.saving.get_custom_objects().clear()
-    assert main([*export, str(tmp_path / "again")]) == 1
-    assert said(capsys) == (
-        f"tpufeed export: error: --run {run}: model.keras cannot be loaded: {mine}: no such file"
-    )
+    again = [*export[:-1], str(tmp_path / "again"), "--layers"]
+    assert main([*again, str(mine)]) == 1
+    assert said(capsys) == f"tpufeed export: error: {mine}: no such file"
+    assert main([*again, ""]) == 2
+    assert said(capsys) == "tpufeed export: error: --layers '': is empty; give a Python file"
 
 
 def test_a_model_that_is_none_is_one_line(run, tmp_path, capsys):

@@ -119,6 +119,7 @@ SHOWN_BY = {
     "export --run": "test_export.py::test_a_moved_data_set_is_given_again",
     "export --output": "test_export.py::test_a_moved_data_set_is_given_again",
     "export --data": "test_export.py::test_a_moved_data_set_is_given_again",
+    "export --layers": "test_export.py::test_layers_of_ones_own",
     "predict --model": "test_predict.py::test_json_is_a_line_a_file",
     "predict --json": "test_predict.py::test_json_is_a_line_a_file",
     "launch --data": "test_launch.py::test_the_request_is_this_json",
