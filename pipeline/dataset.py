@@ -13,7 +13,6 @@ import hashlib
 import inspect
 import json
 import math
-import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,15 @@ from typing import Any
 import tensorflow as tf
 
 from pipeline.folders import ShardFile as ShardFile
-from pipeline.folders import check_files, check_keys, check_positive, count_records, count_steps
+from pipeline.folders import (
+    check_count,
+    check_files,
+    check_keys,
+    check_positive,
+    check_whole,
+    count_records,
+    count_steps,
+)
 from pipeline.folders import list_shards as list_shards
 from pipeline.folders import load_sources as load_sources
 from pipeline.folders import share_shards as share_shards
@@ -597,7 +604,7 @@ def _shuffle_size(
     records = count_records(shards)
     if buffer is None:
         return max(1, min(records, int(limit / max(1, each))))
-    _check_count("shuffle_buffer", buffer)
+    check_count("shuffle_buffer", buffer)
     if (needed := min(buffer, records) * each) > limit:
         raise ValueError(
             f"shuffle_buffer {buffer}: takes some {needed / 1e6:.1f} MB, more than the "
@@ -831,26 +838,14 @@ def _settle_order(
     return _Order(training=False, repeat=False, deterministic=True, drop_remainder=False)
 
 
-def _check_count(name: str, value: int) -> None:
-    _check_whole(name, value)
-    check_positive(name, value)
-
-
-def _check_whole(name: str, value: int) -> None:
-    try:
-        operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} {value!r}: must be a whole number") from None
-
-
 def _check_numbers(
     batch_size: int, image_dtype: Any, parallel_calls: int, shard_index: int, shard_count: int
 ) -> tf.DType:
-    _check_count("batch_size", batch_size)
-    _check_count("shard_count", shard_count)
+    check_count("batch_size", batch_size)
+    check_count("shard_count", shard_count)
     if parallel_calls != AUTOTUNE:
-        _check_count("parallel_calls", parallel_calls)
-    _check_whole("shard_index", shard_index)
+        check_count("parallel_calls", parallel_calls)
+    check_whole("shard_index", shard_index)
     if not 0 <= shard_index < shard_count:
         raise ValueError(
             f"shard_index {shard_index}: allowed are 0 to {shard_count - 1}, since shard_count is "

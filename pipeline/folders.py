@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -188,7 +189,7 @@ def share_shards(shards: Sequence[ShardFile], *, count: int) -> list[list[ShardF
     Raises:
       ValueError: there are fewer files than hosts.
     """
-    check_positive("shard_count", count)
+    check_count("shard_count", count)
     if count > len(shards):
         raise ValueError(
             f"shard_count {count}: each host reads files of its own, and there are "
@@ -228,7 +229,7 @@ def steps_per_epoch(
     Raises:
       ValueError: as open_dataset does.
     """
-    check_positive("batch_size", batch_size)
+    check_count("batch_size", batch_size)
     hosts = share_shards(list_shards(load_sources(folders), split=split), count=shard_count)
     return count_steps(hosts, batch_size, drop_remainder=training, split=split)
 
@@ -267,6 +268,20 @@ def count_steps(
 def count_records(shards: Sequence[ShardFile]) -> int:
     """Returns how many records are read of the files."""
     return sum(shard.records for shard in shards)
+
+
+def check_count(name: str, value: int) -> None:
+    """Raises ValueError, with the parameter's name, for what is no whole number of 1 or more."""
+    check_whole(name, value)
+    check_positive(name, value)
+
+
+def check_whole(name: str, value: int) -> None:
+    """Raises ValueError, with the parameter's name, for what is no whole number."""
+    try:
+        operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} {value!r}: must be a whole number") from None
 
 
 def check_positive(name: str, value: int) -> None:

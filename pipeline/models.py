@@ -159,7 +159,10 @@ def build_model(
         _check_logits(body, name, input_shape, classes)
         scale = _make_scaling(scaling, name, mean, std) or own_scaling
         inputs = keras.Input(input_shape, name="pixels")
-        model = keras.Model(inputs, body(scale(inputs) if scale else inputs), name=body.name)
+        logits = body(scale(inputs) if scale else inputs)
+        if logits.dtype != "float32":  # of a user's last layer, which computes as the policy says
+            logits = keras.layers.Activation("linear", dtype="float32", name="logits")(logits)
+        model = keras.Model(inputs, logits, name=body.name)
         if user := USER_MODEL.fullmatch(name):
             _check_loads_again(model, name, user["file"])
         if weights and file and (weights.endswith(".keras") or not name.startswith(KERAS_PREFIX)):

@@ -742,6 +742,8 @@ def test_cardinality_and_steps(base):
         dataset = open_dataset(base, batch_size=4, repeat=False, **options)
         assert dataset.cardinality() == expected == sum(1 for _ in dataset)
     assert steps_per_epoch(base, batch_size=4) == records // 4
+    with pytest.raises(ValueError, match="^batch_size '8': must be a whole number$"):
+        steps_per_epoch(base, batch_size="8")
     assert steps_per_epoch(base, batch_size=4, training=False) == -(-records // 4)
 
 

@@ -245,6 +245,13 @@ def test_a_softmax_is_found_in_bfloat16_too(user_file, mixed):
             )
 
 
+def test_a_users_logits_are_float32_too(user_file):
+    arguments = {"input_shape": (4, 4, 1), "classes": 2, "mixed_bfloat16": True}
+    model = build_model(f"{user_file}:inside", **arguments)
+    assert model.get_layer(index=-2).compute_dtype == "bfloat16"
+    assert model(pixels((4, 4, 1))).dtype == tf.float32
+
+
 def test_weights_in_a_bucket(tmp_path):
     """TensorFlow's file system in memory stands for the bucket: Keras cannot read it either."""
     shape = (28, 28, 1)
