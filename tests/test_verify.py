@@ -6,6 +6,9 @@ import io
 import json
 import shutil
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import google_crc32c
 import numpy as np
@@ -481,3 +484,16 @@ def test_every_schema_and_encoding_verifies_deep(pictures, tmp_path):
         assert ingest(f"{pictures}/*/*", output, *flags) == 0
         assert main(["verify", str(output), "--deep"]) == 0
         assert main(["verify", str(output), "--sources", "60"]) == 0
+
+
+def test_to_verify_takes_no_pandas(tiny):
+    """Which pyarrow imports by itself for some of its functions: a fifth of a second."""
+    code = (
+        "import sys; from pipeline.verify import verify_dataset;"
+        "print(verify_dataset(sys.argv[1], depth='deep'), 'pandas' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code, str(tiny)]
+    ended = subprocess.run(
+        words, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "[] False\n"
