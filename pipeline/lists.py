@@ -72,7 +72,7 @@ def _reject_problem(item: Any) -> str:
     if problem := _form_problem(item, _REJECT):
         return problem
     known = item["reason"] in (*FAULTS, *CHOICES)
-    return "" if known else f"reason is {_short(item['reason'])}, which is none"
+    return "" if known else f"reason is {shorten_value(item['reason'])}, which is none"
 
 
 def _content_problem(item: Any) -> str:
@@ -84,13 +84,17 @@ def _content_problem(item: Any) -> str:
 
 def _form_problem(item: Any, tests: Mapping[str, Callable[[Any], bool]]) -> str:
     if not isinstance(item, dict):
-        return f"{_short(item)} is no object"
+        return f"{shorten_value(item)} is no object"
     if absent := sorted(set(tests) - set(item)):
-        return f"{_short(absent[0])} missing"
+        return f"{shorten_value(absent[0])} missing"
     if unknown := sorted(set(item) - set(tests)):
-        return f"unknown field {_short(unknown[0])}"
+        return f"unknown field {shorten_value(unknown[0])}"
     return next(
-        (f"{name} is {_short(item[name])}" for name, test in tests.items() if not test(item[name])),
+        (
+            f"{name} is {shorten_value(item[name])}"
+            for name, test in tests.items()
+            if not test(item[name])
+        ),
         "",
     )
 
@@ -103,14 +107,16 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
-def _is_digest(value: Any) -> bool:
+def is_digest(value: Any) -> bool:
+    """Whether it is a sha256 as 64 lower-case hex digits."""
     return _is_text(value) and bool(_SHA256.fullmatch(value))
 
 
 _REJECT = dict.fromkeys(("key", "path", "label", "reason", "detail"), _is_text)
-_CONTENT = {"sha256": _is_digest, "keys": _is_texts, "labels": _is_texts}
+_CONTENT = {"sha256": is_digest, "keys": _is_texts, "labels": _is_texts}
 
 
-def _short(value: Any) -> str:
+def shorten_value(value: Any) -> str:
+    """Returns a value as Python shows it, in ASCII and at most 80 characters."""
     text = ascii(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from pipeline.lists import read_list
+from pipeline.lists import read_list, shorten_value
 from transforms import files, manifest
 from transforms.example import Record, parse_example, read_record
 from transforms.manifest import Manifest
@@ -291,9 +291,9 @@ def check_config(config: Mapping[str, Any]) -> None:
     }
     for name, (value, test) in fields.items():
         if not test(value):
-            said = ascii(value) if len(ascii(value)) <= 80 else ascii(value)[:77] + "..."
             raise ValueError(
-                f"{manifest.MANIFEST}: config.{name} is {said}, so no source can be read again"
+                f"{manifest.MANIFEST}: config.{name} is {shorten_value(value)}, so no source can "
+                "be read again"
             )
 
 

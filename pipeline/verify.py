@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow
 import pyarrow.compute
 
-from pipeline.lists import parse_list
+from pipeline.lists import is_digest, parse_list
 from pipeline.reference import WHEN_LISTED, check_picture, check_sources, class_ids, shorten
 from transforms import example, files, manifest
 from transforms.example import Record
@@ -48,7 +48,6 @@ _COLUMNS = {
     **dict.fromkeys(_LEAST, pyarrow.int64()),
 }
 _MOST_PIXELS = 2**40  # the most that --max-pixels allows
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAGIC = {"jpeg": b"\xff\xd8\xff", "original": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 
@@ -435,7 +434,7 @@ class _Checker:
                 problem = "not sorted by key"
             elif reason == "excluded":
                 digest = key.removeprefix("sha256:")
-                if path or reject["label"] or digest == key or not _SHA256.fullmatch(digest):
+                if path or reject["label"] or digest == key or not is_digest(digest):
                     problem = "excluded, but not only by the hash of its key"
             elif key in sources and (path == sources[key] or reason not in WHEN_LISTED):
                 problem = f"key {_short(key)} is that of a record"
