@@ -53,7 +53,8 @@ def undisturbed(sources, tmp_path_factory):
 
 
 def start(pattern, output, *flags, seconds=300.0, handles=1024, **options):
-    words = ["ingest", "--input", str(pattern), "--output", str(output), *FLAGS, *flags]
+    # Quiet: on a slow machine a line of progress would come between those that tests look for.
+    words = ["ingest", "--input", str(pattern), "--output", str(output), "--quiet", *FLAGS, *flags]
     return subprocess.Popen(
         [sys.executable, "-c", COMMAND, str(seconds), str(handles), *words],
         cwd=ROOT,
@@ -164,7 +165,7 @@ def test_worker_processes_on_a_full_disk_that_is_the_temporary_one_too(
     output = folder / "out"
     flags = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
     process = start(f"{sources}/*/*", output, *flags, env={**os.environ, "TMPDIR": str(folder)})
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert errors.splitlines() == [
         f"tpufeed ingest: error: cannot write to {output}: No space left on device; mend it, then "
