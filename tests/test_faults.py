@@ -24,11 +24,13 @@ from transforms.records import DataError, ImageRef
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ["--image-size", "48x32", "--split", "train=0.7,test=0.3", "--shards", "6"]
-# `tpufeed`, but for the seconds that an image may take, and the files that may be open at once.
+# `tpufeed`, but for the seconds that an image may take, the files that may be open at once, and the
+# lines of progress: on a slow machine one would come between those that tests look for.
 COMMAND = """
 import resource, sys
-import pipeline.ingest, pipeline.summary
+import pipeline.ingest, pipeline.progress, pipeline.summary
 import transforms.decoders
+pipeline.progress._LINE_SECONDS = 3600.0
 transforms.decoders.prepare_images.__kwdefaults__["longest"] = float(sys.argv[1])
 from pipeline.__main__ import run
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
@@ -53,8 +55,7 @@ def undisturbed(sources, tmp_path_factory):
 
 
 def start(pattern, output, *flags, seconds=300.0, handles=1024, **options):
-    # Quiet: on a slow machine a line of progress would come between those that tests look for.
-    words = ["ingest", "--input", str(pattern), "--output", str(output), "--quiet", *FLAGS, *flags]
+    words = ["ingest", "--input", str(pattern), "--output", str(output), *FLAGS, *flags]
     return subprocess.Popen(
         [sys.executable, "-c", COMMAND, str(seconds), str(handles), *words],
         cwd=ROOT,
@@ -165,7 +166,7 @@ def test_worker_processes_on_a_full_disk_that_is_the_temporary_one_too(
     output = folder / "out"
     flags = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
     process = start(f"{sources}/*/*", output, *flags, env={**os.environ, "TMPDIR": str(folder)})
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert errors.splitlines() == [
         f"tpufeed ingest: error: cannot write to {output}: No space left on device; mend it, then "
