@@ -27,6 +27,7 @@ from pipeline.config import (
     parse_compare,
     split_train_flags,
 )
+from pipeline.lean import find_spare, without_modules
 from pipeline.messages import OneLineFormatter, ReaderGone, describe_seconds, printable, say
 
 
@@ -47,11 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.command is None:
         parser.error("no command: give one of ingest, verify, inspect")
+    # Whoever calls this from a process of their own may use all of Beam afterwards.
+    spare, args.stores = find_spare(words) if argv is None and not args.debug else ((), ())
     try:
         if rest and args.command not in ("ingest", "plan"):
             hint = "; flags of tpufeed train go after --" if args.command == "launch" else ""
             raise UsageError(f"{rest[0]}: tpufeed {args.command} has no such argument{hint}")
-        return _run_command(args, train_flags if args.command == "launch" else rest)
+        with without_modules(spare if args.command in ("ingest", "plan") else ()):
+            return _run_command(args, train_flags if args.command == "launch" else rest)
     except KeyboardInterrupt:
         if args.debug:
             traceback.print_exc()
@@ -111,8 +115,9 @@ def _run_command(args: argparse.Namespace, rest: list[str]) -> int:
 def _ingest(args: argparse.Namespace, beam_args: list[str]) -> int:
     config, began = make_ingest_config(args), time.monotonic()
     _prepare_process(args, beam_args)
-    from pipeline.dataflow import Submission
-    from pipeline.ingest import ingest_images
+    with without_modules(args.stores):
+        from pipeline.dataflow import Submission
+        from pipeline.ingest import ingest_images
     from pipeline.summary import describe_duplicates, describe_manifest
 
     gc.freeze()
@@ -157,8 +162,9 @@ def _plan(args: argparse.Namespace, beam_args: list[str]) -> int:
     how = PlanConfig(args.workers, args.sample, args.prices)
     fresh, began = "apache_beam" not in sys.modules, time.perf_counter()
     _prepare_process(args, beam_args)
-    from pipeline.plan import describe_plan
-    from pipeline.rehearsal import age_of_process, plan_images
+    with without_modules(args.stores):
+        from pipeline.plan import describe_plan
+        from pipeline.rehearsal import age_of_process, plan_images
 
     gc.freeze()
     gc.enable()

@@ -52,6 +52,7 @@ FLOORS = {
     "pipeline.compare": 13,
     "pipeline.folders": 8.5,
     "pipeline.index": 8,
+    "pipeline.lean": 8,
     "pipeline.lists": 7,
     "pipeline.needs": 8.2,
     "pipeline.repeat": 8,

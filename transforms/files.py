@@ -47,10 +47,8 @@ def store_problem(path: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _scheme_problem(scheme: str) -> str:
-    from apache_beam.io.filesystems import FileSystems
-
     try:
-        FileSystems.get_filesystem(f"{scheme}://")
+        _all_file_systems().get_filesystem(f"{scheme}://")
     except (ValueError, AssertionError, ImportError):
         return f"no store is called {scheme}://; give a local path or gs://"
     return ""
@@ -67,10 +65,20 @@ def file_systems(path: str) -> Any:
     Raises:
       DataError: the credentials that the environment names cannot be used.
     """
-    from apache_beam.io.filesystems import FileSystems
+    if not is_remote(path):
+        from apache_beam.io.filesystems import FileSystems
 
+        return FileSystems
     if path.startswith("gs://"):
         _sign_in()
+    return _all_file_systems()
+
+
+def _all_file_systems() -> Any:
+    # It is imported with Beam, except where pipeline.lean left it out; it is known from then on.
+    from apache_beam.io.filesystems import FileSystems
+    from apache_beam.io.gcp import gcsfilesystem  # noqa: F401
+
     return FileSystems
 
 
@@ -115,13 +123,10 @@ def asking_store(path: str) -> Iterator[None]:
       DataError: the store cannot be reached, or fails.
     """
     from apache_beam.io.filesystem import BeamIOError
-    from google.api_core import exceptions
-    from google.auth.exceptions import GoogleAuthError
-    from requests.exceptions import RequestException
 
     try:
         yield
-    except (exceptions.GoogleAPIError, GoogleAuthError, RequestException, BeamIOError) as error:
+    except _client_errors() as error:
         cause: Any = error
         while isinstance(cause, BeamIOError):  # one for many files, and that in one more
             details = (cause.exception_details or {}).values()
@@ -130,6 +135,16 @@ def asking_store(path: str) -> Iterator[None]:
                 break
             cause = inner
         raise _as_os_error(cause, path) from error
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    # Imported only where something was raised: that takes as long as many a local file.
+    from apache_beam.io.filesystem import BeamIOError
+    from google.api_core.exceptions import GoogleAPIError
+    from google.auth.exceptions import GoogleAuthError
+    from requests.exceptions import RequestException
+
+    return GoogleAPIError, GoogleAuthError, RequestException, BeamIOError
 
 
 def _as_os_error(error: Exception, path: str) -> Exception:
