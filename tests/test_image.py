@@ -9,6 +9,7 @@ import re
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 
@@ -1284,10 +1285,39 @@ def test_resampling_is_the_same_without_the_processors_extensions(monkeypatch, m
     geometry = fit_image(317, 211, policy=wanted)
     found = resize_image(image, geometry, policy=wanted)
 
+    made = []
+
     def plain_resizer():
         resizer = Resizer()
         resizer.cpu_extensions = CpuExtensions.none
+        made.append(resizer)
         return resizer
 
     monkeypatch.setattr(transforms.image, "Resizer", plain_resizer)
+    monkeypatch.setattr(transforms.image, "_thread", threading.local())
     assert resize_image(image, geometry, policy=wanted).tobytes() == found.tobytes()
+    assert len(made) == 1
+
+
+def test_a_resize_depends_on_no_other_before_it(monkeypatch):
+    """A thread keeps its resizer, but not the memory that a large picture takes."""
+    made = []
+    monkeypatch.setattr(transforms.image, "Resizer", lambda: made.append(1) or Resizer())
+    sides = random.Random(8)
+    sizes = [(sides.randint(1, 400), sides.randint(1, 400)) for _ in range(30)] + [(1500, 900)]
+
+    def resized(size):
+        mode = "RGB" if size[0] % 3 else "L"
+        image = Image.fromarray(noise(*size, seed=6)).convert(mode)
+        wanted = policy(mode="cover", width=size[1] % 97 + 1, height=70, channels=len(mode))
+        return resize_image(image, fit_image(*size, policy=wanted), policy=wanted).tobytes()
+
+    fresh = []
+    for size in sizes:
+        monkeypatch.setattr(transforms.image, "_thread", threading.local())
+        fresh.append(resized(size))
+    made.clear()
+    monkeypatch.setattr(transforms.image, "_thread", threading.local())
+    assert [resized(size) for size in sizes] == fresh
+    assert [resized(size) for size in reversed(sizes)] == fresh[::-1]
+    assert len(made) == 3  # one that is kept, and one for each large picture

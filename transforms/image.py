@@ -12,6 +12,7 @@ import functools
 import io
 import math
 import re
+import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -41,6 +42,9 @@ _JPEG_LARGEST_SIDE = 65_500  # JPEG_MAX_DIMENSION in libjpeg's jmorecfg.h
 
 # Above, simplejpeg's copy of the pixels would cost more memory than its speed is worth.
 _PLAIN_JPEG_PIXELS = 2**24
+
+# Between its two passes a resize holds no more pixels than the larger sides of both pictures make.
+_KEPT_PIXELS = 2**20
 
 # A scaled (DCT) decode leaves at least this many times the pixels that the resize needs. Measured
 # on 32 photographs of 2 to 12 megapixels: benchmarks/pixel_agreement.py.
@@ -582,8 +586,19 @@ def _resample(
         resize_alg=ResizeAlg.convolution(FilterType.bilinear),
         crop_box=CropBox(left, upper, right - left, lower - upper),
     )
-    Resizer().resize_pil(image, picture, options)
+    small = max(image.width, size[0]) * max(image.height, size[1]) <= _KEPT_PIXELS
+    (_own_resizer() if small else Resizer()).resize_pil(image, picture, options)
     return picture
+
+
+_thread = threading.local()
+
+
+def _own_resizer() -> Resizer:
+    """Returns this thread's: its memory is made once, and kept."""
+    if not hasattr(_thread, "resizer"):
+        _thread.resizer = Resizer()
+    return _thread.resizer
 
 
 def _gray(background: tuple[int, int, int]) -> int:
@@ -664,7 +679,9 @@ _POWERS = np.stack([np.arange(256, dtype=np.int64), np.arange(256, dtype=np.int6
 
 def _channel_sums(image: Image.Image) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Exact sums of the levels and of their squares, a channel, by way of the histogram."""
-    counts = np.array(image.histogram(), np.int64).reshape(-1, 256)
+    levels = image.histogram()
+    # A third of what np.array takes for a list.
+    counts = np.frombuffer(struct.pack(f"{len(levels)}q", *levels), np.int64).reshape(-1, 256)
     sums, squares = (counts @ _POWERS).T.tolist()
     return tuple(sums), tuple(squares)
 
