@@ -27,6 +27,7 @@ from apache_beam.options.pipeline_options import (
     StandardOptions,
     TestOptions,
 )
+from apache_beam.runners.worker.statesampler import DEFAULT_SAMPLING_PERIOD_MS, StateSampler
 
 from pipeline.config import UsageError
 from pipeline.dataflow import (
@@ -50,6 +51,7 @@ _REMOTE_DECODERS = 2
 _LONGEST_LINE = 2**16
 _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 _WORKER = "apache_beam.runners.worker.sdk_worker_main"
+_SAMPLING_MS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +192,7 @@ def run_pipeline(
         runner = _process_runner(plan, log.path) if log else None
         pipeline = _make_pipeline(plan.options, runner)
         build(pipeline)
-        with _watching(plan, watch):
+        with _watching(plan, watch), _sampling_often():
             if log:
                 outcome = _wait(pipeline, log)
             else:
@@ -219,6 +221,24 @@ def _watching(plan: RunPlan, watch: Watch | None) -> Iterator[None]:
         return
     with count_in_file() as read, watch(read):
         yield
+
+
+@contextlib.contextmanager
+def _sampling_often() -> Iterator[None]:
+    """Lets workers in this process end each stage at once.
+
+    A stage ends when the thread that samples what it does awakes: in Beam 2.77 every 200 ms, for
+    which all cores are idle. The period can be set nowhere; to sample costs microseconds.
+    """
+    initialise = StateSampler.__init__
+    if initialise.__defaults__ != (DEFAULT_SAMPLING_PERIOD_MS,):  # another Beam, or another run
+        yield
+        return
+    initialise.__defaults__ = (_SAMPLING_MS,)
+    try:
+        yield
+    finally:
+        initialise.__defaults__ = (DEFAULT_SAMPLING_PERIOD_MS,)
 
 
 def _try(
