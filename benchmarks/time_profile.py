@@ -26,13 +26,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from pipeline.lean import find_spare, without_modules  # noqa: E402
 from transforms import image as pixels  # noqa: E402
 from transforms.example import encode_example, make_features  # noqa: E402
 from transforms.prepare import RecordPolicy, prepare_record, read_source  # noqa: E402
 from transforms.records import Exclusions, ImageRef  # noqa: E402
 
 SAMPLE = 1000
-IMPORTS = "import pipeline.dataflow, pipeline.ingest, pipeline.summary"
+# As the command has them, which leaves out what a local run has no use for.
+IMPORTS = """
+with without_modules(sum(find_spare([]), ())):
+    import pipeline.dataflow, pipeline.ingest, pipeline.summary
+"""
 # What a stack of this process is put down to: the first that it holds of a function.
 BLAME = (
     ("wait for decoders and take their answers", ("decoders.py:wait", "decoders.py:receive")),
@@ -90,7 +95,8 @@ def time_pictures(paths, size):
 
 def time_imports():
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+    code = f"from pipeline.lean import find_spare, without_modules\n{IMPORTS}"
+    subprocess.run([sys.executable, "-c", code], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -121,12 +127,13 @@ def run_sampled(pattern, output, size):
         known = [name for name in order if name in found]
         counts[known[0] if known else "the rest of the main process"] += 1
 
-    exec(IMPORTS, {})
+    exec(IMPORTS, dict(globals()))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     signal.signal(signal.SIGPROF, sample)
     signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
     wall, own = time.perf_counter(), time.process_time()
-    code = main(["ingest", "--input", pattern, "--output", output, "--image-size", str(size)])
+    with without_modules(find_spare([])[0]):
+        code = main(["ingest", "--input", pattern, "--output", output, "--image-size", str(size)])
     wall, own = time.perf_counter() - wall, time.process_time() - own
     signal.setitimer(signal.ITIMER_PROF, 0)
     if code:
