@@ -1,5 +1,6 @@
 """gs:// in and out, through Beam's file systems, against a local store that can be made to fail."""
 
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -249,6 +250,39 @@ def test_without_credentials_a_line_says_so_and_beam_does_not_look_again(
         "no Google Cloud credentials: gs:// is asked without, which does for public buckets; for "
         "others: gcloud auth application-default login"
     ]
+
+
+def test_threads_sign_in_once(store, caplog):
+    for number in range(8):
+        store.put(f"gs://pictures/{number}", b"abc")
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(files.read_file, [f"gs://pictures/{n}" for n in range(8)]))
+    assert found == [b"abc"] * 8
+    assert [record.name for record in caplog.records].count("transforms.files") == 1
+
+
+@pytest.mark.parametrize(
+    "words, said_of",
+    [
+        (["ingest", "--input", "gcs://b/*", "--output", "{new}"], "--input gcs://b/*: no store "),
+        (["plan", "--input", "gcs://b/a.csv", "--output", "{new}"], "--input gcs://b/a.csv: no "),
+        (["ingest", "--input", "{pictures}/*/*", "--output", "gcs://b/new"], "gcs://b/new: no "),
+        (["ingest", "--input", "{pictures}/*/*", "--output", "{new}", "--exclude", "gcs://b/x"],
+         "gcs://b/x: no store "),
+        (["ingest", "--input", "{pictures}/*/*", "--output", "{new}", "--class-names", "gcs://b/x"],
+         "--class-names gcs://b/x: gcs"),
+        (["inspect", "gcs://b/records"], "gcs://b/records/dataset.json: no store "),
+        (["diff", "{dataset}", "gcs://b/records"], "gcs://b/records/dataset.json: no store "),
+    ],
+)  # fmt: skip
+def test_a_store_of_another_name_is_one_line(words, said_of, pictures, dataset, tmp_path, capsys):
+    new = tmp_path / "new"
+    words = [word.format(pictures=pictures, dataset=dataset, new=new) for word in words]
+    assert main(words) == (2 if words[0] == "diff" else 1)
+    line = said(capsys)
+    assert line.startswith(f"tpufeed {words[0]}: error: {said_of}")
+    assert line.endswith(": no store is called gcs://; give a local path or gs://")
+    assert not new.exists()
 
 
 def test_credentials_that_are_named_and_missing_are_an_error(store, monkeypatch):

@@ -15,6 +15,7 @@ import logging
 import os
 import posixpath
 import stat
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 _LOCK_SECONDS = 3.0
 
 _log = logging.getLogger(__name__)
+_signing_in = threading.Lock()
 
 
 def is_remote(path: str) -> bool:
@@ -63,14 +65,18 @@ def file_systems(path: str) -> Any:
     """Returns Beam's FileSystems, ready for a path.
 
     Raises:
-      DataError: the credentials that the environment names cannot be used.
+      DataError: there is no such store, or the credentials that the environment names cannot be
+        used.
     """
     if not is_remote(path):
         from apache_beam.io.filesystems import FileSystems
 
         return FileSystems
+    if problem := store_problem(path):
+        raise DataError(f"{path}: {problem}")
     if path.startswith("gs://"):
-        _sign_in()
+        with _signing_in:  # else several threads would, and each would say so
+            _sign_in()
     return _all_file_systems()
 
 

@@ -102,7 +102,12 @@ def list_glob(
 
 
 def check_matches(source: Input) -> None:
-    """Raises DataError where a local pattern matches nothing; stops at the first match."""
+    """Raises DataError where a local pattern matches nothing, or there is no such store.
+
+    Stops at the first match; a store is not asked.
+    """
+    if problem := files.store_problem(source.pattern):
+        raise DataError(f"--input {source.pattern}: {problem}")
     if source.kind != "idx" and not files.is_remote(source.pattern):
         for _ in match_files(source.pattern):
             return
