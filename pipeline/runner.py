@@ -28,6 +28,7 @@ from apache_beam.options.pipeline_options import (
     TestOptions,
 )
 from apache_beam.runners.worker.statesampler import DEFAULT_SAMPLING_PERIOD_MS, StateSampler
+from apache_beam.utils import interactive_utils
 
 from pipeline.config import UsageError
 from pipeline.dataflow import (
@@ -52,6 +53,7 @@ _LONGEST_LINE = 2**16
 _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 _WORKER = "apache_beam.runners.worker.sdk_worker_main"
 _SAMPLING_MS = 5
+_notebook = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +187,7 @@ def run_pipeline(
       DataError: from a worker, as it was raised there.
       RuntimeError: any other failure, on one line; its cause has the rest.
     """
+    build = _outside_notebooks()(build)
     if plan.dry_run:
         return describe_job(plan.options, build)
     with contextlib.ExitStack() as stack:
@@ -221,6 +224,22 @@ def _watching(plan: RunPlan, watch: Watch | None) -> Iterator[None]:
         return
     with count_in_file() as read, watch(read):
         yield
+
+
+@contextlib.contextmanager
+def _outside_notebooks() -> Iterator[None]:
+    """Lets Beam take a notebook for any other process while a graph is built.
+
+    To put the cell's number into labels, Beam 2.77 imports its data frames there, which fail with
+    pandas 3. It asks the function that stands here, so one thread builds at a time.
+    """
+    with _notebook:
+        usual = interactive_utils.is_in_ipython
+        interactive_utils.is_in_ipython = lambda: False
+        try:
+            yield
+        finally:
+            interactive_utils.is_in_ipython = usual
 
 
 @contextlib.contextmanager

@@ -1,5 +1,9 @@
 """Running a pipeline here: what is changed in Beam meanwhile, and put back."""
 
+import os
+import subprocess
+import sys
+
 import apache_beam as beam
 import pytest
 from apache_beam.runners.worker import statesampler
@@ -53,3 +57,34 @@ def test_another_beam_is_left_alone(monkeypatch):
     run_pipeline(plan_run([]), lambda root: root | beam.Create(["other"]) | beam.Map(note_period))
     assert COLLECTED["other"] == [70]
     assert usual_period() == (70,)
+
+
+# Cells as a notebook runs them.
+CELLS = """
+from IPython.core.interactiveshell import InteractiveShell
+from apache_beam.utils import interactive_utils
+shell = InteractiveShell.instance()
+for words in {commands!r}:
+    cell = f"from pipeline.__main__ import main; code = main(['ingest', *{{words}}])"
+    shell.run_cell(cell).raise_error()
+    assert shell.user_ns["code"] == 0
+assert interactive_utils.is_in_ipython()
+"""
+
+
+def test_a_notebook_ingests(pictures, tmp_path):
+    pytest.importorskip("IPython")
+    local = ["--input", f"{pictures}/*/*", "--image-size", "16", "--output"]
+    commands = [
+        [*local, f"{tmp_path}/records"],
+        [*local, f"{tmp_path}/more", "--direct_running_mode=multi_threading"],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", CELLS.format(commands=commands)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")},
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "records" / "dataset.json").exists()
