@@ -104,7 +104,7 @@ def plan_run(
         return _plan_dataflow(options, submit=submit)
     _refuse_dataflow_only(options)
     if runner not in _LOCAL_RUNNERS:
-        _make_pipeline(options)  # now, before --overwrite removes anything
+        _try_options(options)
         return RunPlan(options, _REMOTE_DECODERS)
     standard.runner = _LOCAL_RUNNER
     direct = options.view_as(DirectOptions)
@@ -121,7 +121,7 @@ def _plan_dataflow(options: PipelineOptions, *, submit: bool) -> RunPlan:
     dry_run = bool(options.view_as(TestOptions).dry_run)
     if submit and not dry_run:
         check_signed_in(options)
-    _make_pipeline(options)  # as above
+    _try_options(options)
     wait = not options.view_as(StandardOptions).no_wait_until_finish
     return RunPlan(
         options,
@@ -159,6 +159,11 @@ def _check_options(beam_args: Sequence[str]) -> list[str]:
 class _BeamOptions(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(message)
+
+
+def _try_options(options: PipelineOptions) -> None:
+    """Has Beam refuse what it would refuse now, before --overwrite removes anything."""
+    shutil.rmtree(_make_pipeline(options).local_tempdir, ignore_errors=True)
 
 
 def _make_pipeline(

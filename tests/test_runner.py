@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 
 import apache_beam as beam
 import pytest
@@ -57,6 +58,16 @@ def test_another_beam_is_left_alone(monkeypatch):
     run_pipeline(plan_run([]), lambda root: root | beam.Create(["other"]) | beam.Map(note_period))
     assert COLLECTED["other"] == [70]
     assert usual_period() == (70,)
+
+
+def test_to_try_options_leaves_no_folder_behind(tmp_path, monkeypatch):
+    """Beam makes one for each pipeline, and removes it only where that is run."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    flags = ["--project=some-project", "--region=us-west1", "--temp_location=gs://bucket/temp"]
+    plan = plan_run(["--runner=DataflowRunner", "--dry_run=true", *flags])
+    assert plan.dry_run
+    plan_run(["--runner=PrismRunner"])
+    assert list(tmp_path.iterdir()) == []
 
 
 # Cells as a notebook runs them.
