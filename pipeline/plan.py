@@ -392,7 +392,9 @@ def find_warnings(
     found += warn_of_classes(plan.classes, plan.labels)
     found += warn_of_shards(plan.shards, plan.bytes, workers=plan.workers)
     found += warn_of_pictures(sample, refs, config=config)
-    found += warn_of_rejects(plan.rejects, plan.images, most=config.max_reject_rate)
+    # `images` are candidates, of which the sample's rejects are no records.
+    records = max(0, plan.images - sum(_expected_rejects(sample).values()))
+    found += warn_of_rejects(plan.rejects, records, most=config.max_reject_rate)
     return found
 
 
@@ -495,16 +497,18 @@ def warn_of_pictures(
     return found
 
 
-def warn_of_rejects(rejects: Mapping[str, int], images: int, *, most: float) -> list[str]:
-    """Returns warnings of inputs that will be no records."""
+def warn_of_rejects(rejects: Mapping[str, int], records: int, *, most: float) -> list[str]:
+    """Returns warnings of inputs that will be no records; the rate is that of ingest."""
     faults = {reason: number for reason, number in rejects.items() if reason not in CHOICES}
+    if rejects and not records and (not faults or most == 1):
+        reasons = ", ".join(f"{reason} {number}" for reason, number in rejects.items())
+        return [f"no input would become a record ({reasons}): ingest would fail"]
     if not faults:
         return []
     listed = ", ".join(f"{reason} {number}" for reason, number in faults.items())
     total = sum(faults.values())
     text = f"rejects expected: some {total} ({listed})"
-    # `images` are candidates: those that the listing has refused are not among them.
-    if total > most * max(images, total):
+    if total > most * (records + total):
         text += f", more than --max-reject-rate {most:g}: ingest would fail"
     return [text + "; rejects.jsonl will name them"]
 
