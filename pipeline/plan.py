@@ -123,6 +123,7 @@ class Sampled:
       source_bytes: of the source.
       source_pixels: of the source, width x height.
       enlarged: whether it was scaled up.
+      copies: that were dropped for it; they share its reason.
     """
 
     weight: float
@@ -131,6 +132,7 @@ class Sampled:
     source_bytes: int = 0
     source_pixels: int = 0
     enlarged: bool = False
+    copies: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,9 +335,7 @@ def make_plan(
     weight = sum(item.weight for item in sample)
     each = sum(item.weight * item.bytes for item in sample) / weight if weight else 0.0
     split_bytes = {split: round(each * number) for split, number in split_images.items()}
-    rejects = collections.Counter(listing.rejects)
-    for reason, expected in _expected_rejects(sample).items():
-        rejects[reason] += expected
+    rejects = _add_rejects(listing.rejects, sample)
     shards = sum(listing.shards.values())
     seconds = estimate_seconds(images, shards=shards, workers=how.workers, costs=costs)
     output = sum(split_bytes.values())
@@ -376,6 +376,20 @@ def _expected_rejects(sample: Iterable[Sampled]) -> dict[str, int]:
         if item.reason:
             found[item.reason] += item.weight  # type: ignore[assignment]
     return {reason: max(1, round(weight)) for reason, weight in found.items()}
+
+
+def _add_rejects(listed: Mapping[str, int], sample: Sequence[Sampled]) -> dict[str, int]:
+    """Returns the rejects of the listing with those that the sample stands for.
+
+    Copies that were dropped for what is a reject itself are no duplicates: as ingest counts them.
+    """
+    rejects = collections.Counter(listed)
+    for reason, expected in _expected_rejects(sample).items():
+        dropped = sum(item.weight * item.copies for item in sample if item.reason == reason)
+        copies = min(round(dropped), rejects["duplicate"])
+        rejects[reason] += expected + copies
+        rejects["duplicate"] -= copies
+    return {reason: number for reason, number in rejects.items() if number}
 
 
 def find_warnings(

@@ -302,10 +302,9 @@ def prepare_sample(
         memory = peak_memory()
     finally:
         end_decoders()
-    weights = (weight for _, weight in chosen)
     sample = [
-        dataclasses.replace(item, weight=weight)
-        for item, weight in zip(outcomes, weights, strict=True)
+        dataclasses.replace(item, weight=weight, copies=len(ref.copies))
+        for item, (ref, weight) in zip(outcomes, chosen, strict=True)
     ]
     each = seconds / (passes * len(refs)) if refs else 0.0
     return sample, Spent(opening, each, memory)

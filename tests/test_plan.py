@@ -225,6 +225,27 @@ def test_listed_as_ingest_lists(tmp_path, capsys, flags, candidates):
     assert document["images"] == candidates
 
 
+def test_copies_of_rejects_are_rejects(tmp_path, capsys):
+    """What was dropped for an image that is none, excluded or filtered is no duplicate."""
+    draw(tmp_path / "in" / "a" / "0.png", seed=0)
+    draw(tmp_path / "in" / "a" / "1.png", seed=1)
+    draw(tmp_path / "in" / "a" / "2.png", seed=2, size=(9, 9))
+    (tmp_path / "in" / "a" / "3.png").touch()
+    for number in range(4):
+        for copy in range(1 + number):
+            source = tmp_path / "in" / "a" / f"{number}.png"
+            shutil.copy(source, source.with_name(f"{number}-{copy}.png"))
+    (tmp_path / "exclude").write_text("1.png\n")
+    flags = ["--duplicates", "drop", "--min-size", "10", "--max-reject-rate", "0.9"]
+    flags += ["--exclude", f"{tmp_path}/exclude"]
+    assert plan(f"{tmp_path}/in/a/*", tmp_path / "out", *flags, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert ingest(f"{tmp_path}/in/a/*", tmp_path / "out", *flags) == 0
+    manifest = load_manifest(str(tmp_path / "out"))
+    assert document["rejects"] == manifest.rejects
+    assert manifest.rejects == {"duplicate": 1, "excluded": 3, "filtered": 4, "zero_byte": 5}
+
+
 def test_csv_and_idx_are_listed_too(tmp_path):
     draw(tmp_path / "1.png", seed=1)
     (tmp_path / "a.csv").write_text("path,label,split,age:int\n1.png,x,test,3\n")
