@@ -242,7 +242,7 @@ def _screen(
         if isinstance(item, ImageRef):
             kept.append(item)
         else:
-            refused[item.reason] += 1
+            refused[screen_reject(item, exclusions, ref=ref).reason] += 1
     return exclusions, kept, refused
 
 

@@ -1,5 +1,6 @@
 """`tpufeed plan`: what it says, beside what ingest then does."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -244,6 +245,21 @@ def test_copies_of_rejects_are_rejects(tmp_path, capsys):
     manifest = load_manifest(str(tmp_path / "out"))
     assert document["rejects"] == manifest.rejects
     assert manifest.rejects == {"duplicate": 1, "excluded": 3, "filtered": 4, "zero_byte": 5}
+
+
+def test_an_unknown_label_whose_content_is_excluded(tmp_path, capsys):
+    """Excluded, as by ingest, and so outside the reject rate: by the file, or by another's key."""
+    for name, seed in (("cat/1", 1), ("cat/2", 2), ("dog/3", 3), ("dog/4", 2)):
+        draw(tmp_path / "in" / f"{name}.png", seed=seed)
+    digest = hashlib.sha256((tmp_path / "in" / "dog" / "3.png").read_bytes()).hexdigest()
+    (tmp_path / "exclude").write_text(f"{digest}\ncat/2.png\n")
+    (tmp_path / "names").write_text("cat\n")
+    flags = ["--exclude", f"{tmp_path}/exclude", "--class-names", f"{tmp_path}/names"]
+    assert plan(f"{tmp_path}/in/*/*", tmp_path / "out", *flags, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert ingest(f"{tmp_path}/in/*/*", tmp_path / "out", *flags) == 0
+    assert document["rejects"] == load_manifest(str(tmp_path / "out")).rejects == {"excluded": 3}
+    assert not [text for text in document["warnings"] if "ingest would fail" in text]
 
 
 def test_csv_and_idx_are_listed_too(tmp_path):
