@@ -123,6 +123,7 @@ class Sampled:
       source_bytes: of the source.
       source_pixels: of the source, width x height.
       enlarged: whether it was scaled up.
+      copies: that were dropped for it; they share its reason.
     """
 
     weight: float
@@ -131,6 +132,7 @@ class Sampled:
     source_bytes: int = 0
     source_pixels: int = 0
     enlarged: bool = False
+    copies: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,9 +335,7 @@ def make_plan(
     weight = sum(item.weight for item in sample)
     each = sum(item.weight * item.bytes for item in sample) / weight if weight else 0.0
     split_bytes = {split: round(each * number) for split, number in split_images.items()}
-    rejects = collections.Counter(listing.rejects)
-    for reason, expected in _expected_rejects(sample).items():
-        rejects[reason] += expected
+    rejects = _add_rejects(listing.rejects, sample)
     shards = sum(listing.shards.values())
     seconds = estimate_seconds(images, shards=shards, workers=how.workers, costs=costs)
     output = sum(split_bytes.values())
@@ -378,6 +378,20 @@ def _expected_rejects(sample: Iterable[Sampled]) -> dict[str, int]:
     return {reason: max(1, round(weight)) for reason, weight in found.items()}
 
 
+def _add_rejects(listed: Mapping[str, int], sample: Sequence[Sampled]) -> dict[str, int]:
+    """Returns the rejects of the listing with those that the sample stands for.
+
+    Copies that were dropped for what is a reject itself are no duplicates: as ingest counts them.
+    """
+    rejects = collections.Counter(listed)
+    for reason, expected in _expected_rejects(sample).items():
+        dropped = sum(item.weight * item.copies for item in sample if item.reason == reason)
+        copies = min(round(dropped), rejects["duplicate"])
+        rejects[reason] += expected + copies
+        rejects["duplicate"] -= copies
+    return {reason: number for reason, number in rejects.items() if number}
+
+
 def find_warnings(
     plan: Plan,
     sample: Sequence[Sampled],
@@ -392,7 +406,9 @@ def find_warnings(
     found += warn_of_classes(plan.classes, plan.labels)
     found += warn_of_shards(plan.shards, plan.bytes, workers=plan.workers)
     found += warn_of_pictures(sample, refs, config=config)
-    found += warn_of_rejects(plan.rejects, plan.images, most=config.max_reject_rate)
+    # `images` are candidates, of which the sample's rejects are no records.
+    records = max(0, plan.images - sum(_expected_rejects(sample).values()))
+    found += warn_of_rejects(plan.rejects, records, most=config.max_reject_rate)
     return found
 
 
@@ -495,16 +511,18 @@ def warn_of_pictures(
     return found
 
 
-def warn_of_rejects(rejects: Mapping[str, int], images: int, *, most: float) -> list[str]:
-    """Returns warnings of inputs that will be no records."""
+def warn_of_rejects(rejects: Mapping[str, int], records: int, *, most: float) -> list[str]:
+    """Returns warnings of inputs that will be no records; the rate is that of ingest."""
     faults = {reason: number for reason, number in rejects.items() if reason not in CHOICES}
+    if rejects and not records and (not faults or most == 1):
+        reasons = ", ".join(f"{reason} {number}" for reason, number in rejects.items())
+        return [f"no input would become a record ({reasons}): ingest would fail"]
     if not faults:
         return []
     listed = ", ".join(f"{reason} {number}" for reason, number in faults.items())
     total = sum(faults.values())
     text = f"rejects expected: some {total} ({listed})"
-    # `images` are candidates: those that the listing has refused are not among them.
-    if total > most * max(images, total):
+    if total > most * (records + total):
         text += f", more than --max-reject-rate {most:g}: ingest would fail"
     return [text + "; rejects.jsonl will name them"]
 

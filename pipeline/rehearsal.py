@@ -51,7 +51,7 @@ from transforms.screen import (
 from transforms.sources import list_input, may_repeat, take_once
 from transforms.stats import PlanShards, SumSizes, assign_split, decide_labels, size_image
 from transforms.tables import Columns
-from transforms.write import index_row, merge_columns, prepare_refs
+from transforms.write import NO_IMAGE, index_row, merge_columns, prepare_refs
 
 # Pictures of one pixel: enough that each costs more than the clock's grain.
 _TINY = 8000
@@ -86,6 +86,8 @@ def plan_images(
     bare, began = _peak(), time.perf_counter()
     listing, exclusions = list_images(config)
     listed, holding = time.perf_counter() - began, _peak()
+    if not listing.refs and not listing.rejects:
+        raise DataError(NO_IMAGE)
     start, graph, tiny = _run_nothing(run, beam_args)
     process = bare + _peak() - holding  # without the references, which are counted apart
     chosen = choose_sample(listing.refs, number=how.sample, seed=config.seed)
@@ -240,7 +242,7 @@ def _screen(
         if isinstance(item, ImageRef):
             kept.append(item)
         else:
-            refused[item.reason] += 1
+            refused[screen_reject(item, exclusions, ref=ref).reason] += 1
     return exclusions, kept, refused
 
 
@@ -300,10 +302,9 @@ def prepare_sample(
         memory = peak_memory()
     finally:
         end_decoders()
-    weights = (weight for _, weight in chosen)
     sample = [
-        dataclasses.replace(item, weight=weight)
-        for item, weight in zip(outcomes, weights, strict=True)
+        dataclasses.replace(item, weight=weight, copies=len(ref.copies))
+        for item, (ref, weight) in zip(outcomes, chosen, strict=True)
     ]
     each = seconds / (passes * len(refs)) if refs else 0.0
     return sample, Spent(opening, each, memory)

@@ -575,6 +575,27 @@ def test_without_exclusion_the_traces_are_there(tmp_path, out):
     assert b"Jane" in files["train-00000-of-00001.parquet decoded"]
 
 
+@pytest.mark.parametrize(
+    ("pack", "line"),
+    [
+        (lambda text: text.encode("utf-16"), 1),
+        (lambda text: text.encode("utf-16-be"), 1),
+        (lambda text: gzip.compress(text.encode(), mtime=0), 1),
+        (lambda text: text.encode() + b"\0" * 9, 2),
+    ],
+    ids=["utf-16", "utf-16-be", "gzip", "damaged"],
+)
+def test_exclusions_that_would_exclude_nothing_are_refused(tmp_path, out, capsys, pack, line):
+    draw(tmp_path / "in" / "cat" / "1.png", seed=1)
+    (tmp_path / "exclude").write_bytes(pack("cat/1.png\n"))
+    assert fails(
+        capsys, out, "--input", f"{tmp_path}/in/*/*", "--exclude", tmp_path / "exclude"
+    ) == (
+        f"tpufeed ingest: error: --exclude T/exclude, line {line}: holds a NUL byte: the file is "
+        "damaged, packed or UTF-16; save it as UTF-8"
+    )
+
+
 def test_an_excluded_file_that_would_be_rejected_keeps_its_name_hidden(tmp_path, out):
     pictures(tmp_path / "in", "cat/a.png")
     (tmp_path / "in" / "cat" / "Jane.png").symlink_to("nowhere")

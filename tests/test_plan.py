@@ -1,8 +1,10 @@
 """`tpufeed plan`: what it says, beside what ingest then does."""
 
+import hashlib
 import json
 import os
 import shutil
+import struct
 import tempfile
 
 import pytest
@@ -224,6 +226,42 @@ def test_listed_as_ingest_lists(tmp_path, capsys, flags, candidates):
     assert document["images"] == candidates
 
 
+def test_copies_of_rejects_are_rejects(tmp_path, capsys):
+    """What was dropped for an image that is none, excluded or filtered is no duplicate."""
+    draw(tmp_path / "in" / "a" / "0.png", seed=0)
+    draw(tmp_path / "in" / "a" / "1.png", seed=1)
+    draw(tmp_path / "in" / "a" / "2.png", seed=2, size=(9, 9))
+    (tmp_path / "in" / "a" / "3.png").touch()
+    for number in range(4):
+        for copy in range(1 + number):
+            source = tmp_path / "in" / "a" / f"{number}.png"
+            shutil.copy(source, source.with_name(f"{number}-{copy}.png"))
+    (tmp_path / "exclude").write_text("1.png\n")
+    flags = ["--duplicates", "drop", "--min-size", "10", "--max-reject-rate", "0.9"]
+    flags += ["--exclude", f"{tmp_path}/exclude"]
+    assert plan(f"{tmp_path}/in/a/*", tmp_path / "out", *flags, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert ingest(f"{tmp_path}/in/a/*", tmp_path / "out", *flags) == 0
+    manifest = load_manifest(str(tmp_path / "out"))
+    assert document["rejects"] == manifest.rejects
+    assert manifest.rejects == {"duplicate": 1, "excluded": 3, "filtered": 4, "zero_byte": 5}
+
+
+def test_an_unknown_label_whose_content_is_excluded(tmp_path, capsys):
+    """Excluded, as by ingest, and so outside the reject rate: by the file, or by another's key."""
+    for name, seed in (("cat/1", 1), ("cat/2", 2), ("dog/3", 3), ("dog/4", 2)):
+        draw(tmp_path / "in" / f"{name}.png", seed=seed)
+    digest = hashlib.sha256((tmp_path / "in" / "dog" / "3.png").read_bytes()).hexdigest()
+    (tmp_path / "exclude").write_text(f"{digest}\ncat/2.png\n")
+    (tmp_path / "names").write_text("cat\n")
+    flags = ["--exclude", f"{tmp_path}/exclude", "--class-names", f"{tmp_path}/names"]
+    assert plan(f"{tmp_path}/in/*/*", tmp_path / "out", *flags, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert ingest(f"{tmp_path}/in/*/*", tmp_path / "out", *flags) == 0
+    assert document["rejects"] == load_manifest(str(tmp_path / "out")).rejects == {"excluded": 3}
+    assert not [text for text in document["warnings"] if "ingest would fail" in text]
+
+
 def test_csv_and_idx_are_listed_too(tmp_path):
     draw(tmp_path / "1.png", seed=1)
     (tmp_path / "a.csv").write_text("path,label,split,age:int\n1.png,x,test,3\n")
@@ -417,6 +455,63 @@ def test_warnings_of_pictures():
 )
 def test_warnings_of_rejects(rejects, warnings):
     assert warn_of_rejects(rejects, 100, most=0.01) == warnings
+
+
+@pytest.mark.parametrize(
+    ("rejects", "most", "warning"),
+    [
+        ({"excluded": 3}, 0.01, "no input would become a record (excluded 3): ingest would fail"),
+        ({"corrupt": 2}, 1, "no input would become a record (corrupt 2): ingest would fail"),
+        (
+            {"corrupt": 2, "filtered": 1},
+            0.9,
+            "rejects expected: some 2 (corrupt 2), more than --max-reject-rate 0.9: ingest would "
+            "fail; rejects.jsonl will name them",
+        ),
+    ],
+)
+def test_warnings_where_nothing_is_left(rejects, most, warning):
+    assert warn_of_rejects(rejects, 0, most=most) == [warning]
+
+
+def test_what_is_left_out_by_choice_is_outside_the_rate(tmp_path, capsys):
+    """1 fault of 9 inputs that are neither filtered nor copies, and 2 of 10, as ingest counts."""
+    for number in range(20):
+        draw(tmp_path / "in" / "a" / f"{number}.png", seed=number, size=(9 + 9 * (number < 8), 20))
+    (tmp_path / "in" / "a" / "x.png").write_bytes(b"text")
+    flags = ["--min-size", "10", "--max-reject-rate", "0.1"]
+    assert plan(f"{tmp_path}/in/*/*", tmp_path / "out", *flags, "--quiet") == 0
+    assert "(unidentified 1), more than --max-reject-rate 0.1: ingest" in capsys.readouterr().out
+    assert main(["ingest", "--input", f"{tmp_path}/in/*/*", "--output", f"{tmp_path}/out", *flags])
+    assert "1 of 9 inputs were rejected (filtered 12, unid" in capsys.readouterr().err
+    assert warn_of_rejects({"unknown_label": 2}, 98, most=0.02) == [
+        "rejects expected: some 2 (unknown_label 2); rejects.jsonl will name them"
+    ]
+
+
+@pytest.mark.parametrize("inputs", ["table", "idx", "system"])
+def test_inputs_without_an_image_are_refused_as_by_ingest(
+    tmp_path, nothing_written, capsys, inputs
+):
+    folder = tempfile.mkdtemp(dir=tmp_path.parent)
+    pattern = {"table": f"{folder}/a.csv", "idx": f"idx:{folder}", "system": f"{folder}/.D*"}
+    with open(f"{folder}/a.csv", "w") as table:
+        table.write("path,label\n")
+    open(f"{folder}/.DS_Store", "w").close()
+    for stem in ("train", "t10k"):
+        for name, header in (
+            ("images-idx3", struct.pack(">4I", 0x803, 0, 28, 28)),
+            ("labels-idx1", struct.pack(">2I", 0x801, 0)),
+        ):
+            with open(f"{folder}/{stem}-{name}-ubyte", "wb") as file:
+                file.write(header)
+    assert plan(pattern[inputs], nothing_written / "out") == 1
+    planned = capsys.readouterr()
+    assert main(["ingest", "--input", pattern[inputs], "--output", f"{folder}/out"]) == 1
+    assert planned.err == capsys.readouterr().err.replace("tpufeed ingest", "tpufeed plan")
+    assert planned.err.startswith(
+        "tpufeed plan: error: no image was found: the tables have no rows"
+    )
 
 
 def test_a_plan_needs_a_worker():

@@ -134,12 +134,19 @@ def read_exclusions(path: str) -> Exclusions:
     """Reads the file of --exclude.
 
     Raises:
-      DataError: it cannot be read.
+      DataError: it cannot be read, or is no text that a key could stand in.
     """
     try:
-        return parse_exclusions(files.read_file(path))
+        data = files.read_file(path)
     except OSError as error:
         raise DataError(f"--exclude {path}: {error.strerror or error}") from error
+    text, nul, _ = data.partition(b"\0")
+    if nul:  # nothing would be excluded, and nothing said
+        raise DataError(
+            f"--exclude {path}, line {text.count(10) + 1}: holds a NUL byte: the file is damaged, "
+            "packed or UTF-16; save it as UTF-8"
+        )
+    return parse_exclusions(data)
 
 
 def add_contents(exclusions: Exclusions, contents: Iterable[str]) -> Exclusions:

@@ -517,6 +517,12 @@ class ManifestHeader:
     max_reject_rate: float
 
 
+NO_IMAGE = (
+    "no image was found: the tables have no rows, or all files are a system's own, as .DS_Store; "
+    "see --input"
+)
+
+
 def check_reject_rate(
     records: int, rejects: Mapping[str, int], *, max_reject_rate: float, output: str
 ) -> None:
@@ -531,10 +537,7 @@ def check_reject_rate(
             "raise the rate and go on with --resume"
         )
     if not records and not reasons:
-        raise DataError(
-            "no image was found: the tables have no rows, or all files are a system's own, as "
-            ".DS_Store; see --input"
-        )
+        raise DataError(NO_IMAGE)
     if not records:
         raise DataError(f"no input became a record ({reasons}): see {where}")
 
