@@ -142,9 +142,10 @@ def read_exclusions(path: str) -> Exclusions:
         raise DataError(f"--exclude {path}: {error.strerror or error}") from error
     text, nul, _ = data.partition(b"\0")
     if nul:  # nothing would be excluded, and nothing said
+        line = text.count(b"\n") + 1
         raise DataError(
-            f"--exclude {path}, line {text.count(10) + 1}: holds a NUL byte: the file is damaged, "
-            "packed or UTF-16; save it as UTF-8"
+            f"--exclude {path}, line {line}: holds a NUL byte: the file is damaged, packed or "
+            "UTF-16; save it as UTF-8"
         )
     return parse_exclusions(data)
 
