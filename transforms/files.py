@@ -132,7 +132,7 @@ def asking_store(path: str) -> Iterator[None]:
 
     try:
         yield
-    except _client_errors() as error:
+    except _client_errors(path) as error:
         cause: Any = error
         while isinstance(cause, BeamIOError):  # one for many files, and that in one more
             details = (cause.exception_details or {}).values()
@@ -143,9 +143,12 @@ def asking_store(path: str) -> Iterator[None]:
         raise _as_os_error(cause, path) from error
 
 
-def _client_errors() -> tuple[type[Exception], ...]:
-    # Imported only where something was raised: that takes as long as many a local file.
+def _client_errors(path: str) -> tuple[type[Exception], ...]:
+    # Imported only where a store raised something: that takes as long as many a file.
     from apache_beam.io.filesystem import BeamIOError
+
+    if not is_remote(path):
+        return (BeamIOError,)
     from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
     from requests.exceptions import RequestException
