@@ -166,11 +166,13 @@ def find_match(pattern: str, *, folder: str, names: Iterable[str]) -> str:
 
 
 def _match_remote(pattern: str) -> Iterator[tuple[str, int, None]]:
+    if problem := files.store_problem(pattern):
+        raise DataError(f"--input {pattern}: {problem}")
     try:
         with files.asking_store(pattern):
             found = files.file_systems(pattern).match([pattern])[0].metadata_list
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{pattern}: ")
         raise DataError(f"--input {pattern}: cannot be listed: {reason}") from error
     for metadata in found:
         yield metadata.path, metadata.size_in_bytes, None
