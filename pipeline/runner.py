@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -53,6 +54,8 @@ _LONGEST_LINE = 2**16
 _INTERRUPTED = re.compile(r"^KeyboardInterrupt\b", re.MULTILINE)
 _WORKER = "apache_beam.runners.worker.sdk_worker_main"
 _SAMPLING_MS = 5
+# A busy machine may take a second to tell a process's end; Beam's threads tell it no sooner.
+_DEATH_S = 5
 _notebook = threading.RLock()
 
 
@@ -349,21 +352,39 @@ def _wait(pipeline: beam.Pipeline, log: _WorkerLog) -> BaseException | Submissio
     Beam waits for each process in a thread of its own, named run_worker, which then raises.
     """
     outcome: queue.SimpleQueue[BaseException | Submission | None] = queue.SimpleQueue()
+    deaths: list[BaseException | None] = []
     before = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
         if args.thread and args.thread.name == "run_worker":
-            _end_workers()
-            outcome.put(RuntimeError(_describe_death(args.exc_value, log.last_line())))
+            deaths.append(args.exc_value)
+            outcome.put(args.exc_value)
         elif not _is_beams(args):  # its connections break with the worker: no news
             before(args)
 
     threading.excepthook = hook
     threading.Thread(target=lambda: outcome.put(_try(pipeline)), daemon=True).start()
     ended = outcome.get()
+    if isinstance(ended, BaseException):
+        _await_deaths(deaths)
+    if deaths:  # the first: the others may be our own doing
+        _end_workers()
+        return RuntimeError(_describe_death(deaths[0], log.last_line()))
     if ended is None:  # else the other workers' threads have yet to raise, for nobody to read
         threading.excepthook = before
     return ended
+
+
+def _await_deaths(deaths: Sequence[object]) -> None:
+    """Lets a dead worker's thread tell of it: a connection that broke may be told sooner.
+
+    Where a worker told of a failure, all of them have ended by now, and their threads.
+    """
+    deadline = time.monotonic() + _DEATH_S
+    while not deaths and time.monotonic() < deadline:
+        if not any(thread.name == "run_worker" for thread in threading.enumerate()):
+            return
+        time.sleep(0.05)
 
 
 def _is_beams(args: threading.ExceptHookArgs) -> bool:

@@ -51,15 +51,30 @@ def worker_processes(process):
     return [worker for worker in found if worker.ppid() not in pids]
 
 
-def test_a_worker_killed_in_mid_run_ends_it_within_ten_seconds(slow_pictures, tmp_path):
+@pytest.mark.parametrize(("count", "late"), [(2, 0), (1, 3)])
+def test_a_worker_killed_in_mid_run_ends_it_within_ten_seconds(
+    count, late, slow_pictures, tmp_path
+):
+    """Also where a busy machine tells of its connection, which fails the run, before its death."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import subprocess, time\n"
+        "wait = subprocess.Popen.wait\n"
+        "def wait_late(*args, **kwargs):\n"
+        "    code = wait(*args, **kwargs)\n"
+        f"    time.sleep({late} if code < 0 else 0)\n"
+        "    return code\n"
+        "subprocess.Popen.wait = wait_late\n"
+    )
+    path = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     output = tmp_path / "out"
     command = [sys.executable, "-m", "pipeline", "ingest", "--input", f"{slow_pictures}/*/*"]
     command += ["--output", str(output), "--shards", "8", "--quiet", *WORKERS]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    # A shard under construction: both processes are up and at work.
+    command += [f"--direct_num_workers={count}"]
+    process = subprocess.Popen(command, cwd=ROOT, env=path, stderr=subprocess.PIPE, text=True)
+    # A shard under construction: the processes are up and at work.
     wait_for(lambda: list(output.glob("_tmp/*.tfrecord.*")), seconds=120)
     workers = worker_processes(process)
-    assert len(workers) == 2
+    assert len(workers) == count
     workers[0].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     _, errors = process.communicate(timeout=60)
